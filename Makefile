@@ -1,0 +1,34 @@
+# Each target alone is enough on a bare machine with Python 3.11 or 3.12, pip and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
+
+.PHONY: lab test figures fetch lint clean
+.DEFAULT_GOAL := lab
+
+$(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"specnb needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]"
+	touch $@
+
+fetch: $(VENV)/.ready           # the embedded model and the prompt sets, into the user cache
+	$(BIN)/python -m specnb.assets
+
+lab: fetch                      # JupyterLab on the first notebook
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+test: lint fetch                # ruff, pytest, and every notebook's saved output against a fresh run
+	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest --nbval --nbval-current-env $(NB)
+
+figures: fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
+	$(BIN)/python tests/run_notebooks.py $(NB)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache

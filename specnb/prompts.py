@@ -1,0 +1,39 @@
+"""Prompt sets as DataFrames with the columns task, id and text (the user's turn, no chat template yet)."""
+
+import gzip
+import json
+
+import pandas as pd
+
+from specnb import assets
+
+DOMAINS = ("conversation", "translation", "summarisation", "question_answering", "mathematics", "rag")
+
+
+def own() -> pd.DataFrame:
+    """Sixty prompts written for specnb, ten in each of six domains."""
+    return pd.read_json(assets.DATA / "prompts" / "own.jsonl", lines=True)[["task", "id", "text"]]
+
+
+def humaneval() -> pd.DataFrame:
+    """HumanEval's 164 function headers (Chen et al. 2021), asked for as a completion."""
+    with gzip.open(assets.fetch(assets.HUMANEVAL), "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    text = [f"Complete this Python function:\n\n```python\n{row['prompt'].strip()}\n```" for row in rows]
+    return pd.DataFrame({"task": "humaneval", "id": [row["task_id"] for row in rows], "text": text})
+
+
+def gsm100() -> pd.DataFrame:
+    """One hundred questions of GSM8K's test split (Cobbe et al. 2021)."""
+    rows = pd.read_json(assets.fetch(assets.GSM100), lines=True)
+    return pd.DataFrame({"task": "gsm100", "id": rows["id"], "text": rows["prompt"]})
+
+
+SETS = {"own": own, "humaneval": humaneval, "gsm100": gsm100}
+
+
+def load(name: str) -> pd.DataFrame:
+    """A prompt set by name; ValueError naming the known ones otherwise."""
+    if name not in SETS:
+        raise ValueError(f"unknown prompt set {name!r}: known are {', '.join(SETS)}")
+    return SETS[name]()

@@ -1,0 +1,110 @@
+"""From logits to probabilities to tokens: warps, residuals, and Coins, through which all randomness goes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specnb.tree import Drawn
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Temperature, then top-k, then top-p, as in transformers; the same for p and for q.
+
+    temperature 0 is the one-hot limit: all mass on the largest logit (the first one, if tied).
+    top_k 0 and top_p 1 are off. Raises ValueError outside temperature >= 0, top_k >= 0, 0 < top_p <= 1.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be at least 0 (0 is greedy), got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0 is off), got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1] (1 is off), got {self.top_p}")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """(..., V) logits → (..., V) probabilities, float32 (float64 if the logits are)."""
+        if self.temperature == 0:
+            out = torch.zeros(logits.shape, device=logits.device)
+            return out.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        logits = (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            kth = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < kth, -torch.inf)
+        if self.top_p < 1:
+            rising, order = logits.sort(-1)
+            tail = rising.softmax(-1).cumsum(-1) <= 1 - self.top_p  # what the nucleus leaves out
+            tail[..., -1] = False
+            logits = logits.masked_fill(tail.scatter(-1, order, tail), -torch.inf)
+        return logits.softmax(-1)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm([p − q]_+), the law of the recovered token after a rejection; p itself if no mass is left.
+
+    p, q: (V,) float64. Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, eq. 3.
+    """
+    rest = (p - q).clamp_min(0)
+    mass = rest.sum()
+    return rest / mass if mass > 0 else p
+
+
+class Coins(Protocol):
+    """All randomness of a drafter or verifier. ``exact.law`` replaces it by every outcome in turn."""
+
+    def accept(self, probability: float) -> bool:
+        """True with this probability."""
+
+    def choose(self, probabilities: Tensor) -> int:
+        """An index drawn from (V,) probabilities, which are normalised here."""
+
+
+class RandomCoins:
+    """Pseudo-random coins; accept and choose have streams of their own, as have different purposes.
+
+    A drafter and a verifier that shared a stream would break losslessness: decode gives them purpose 0 and 1.
+    ``uniforms`` keeps the numbers behind the accept coins since it was last cleared, for display.
+    """
+
+    def __init__(self, seed: int = 0, purpose: int = 0):
+        sequence = np.random.SeedSequence([seed, purpose])
+        self._accept, self._choose = (np.random.default_rng(s) for s in sequence.spawn(2))
+        self.uniforms: list[float] = []
+
+    def accept(self, probability: float) -> bool:
+        self.uniforms.append(self._accept.random())
+        return self.uniforms[-1] < probability
+
+    def choose(self, probabilities: Tensor) -> int:
+        cumulative = probabilities.double().cumsum(0)
+        total = cumulative[-1].item()
+        if not total > 0:
+            raise ValueError("cannot choose from probabilities without mass (all zero or not a number)")
+        index = int(torch.searchsorted(cumulative, self._choose.random() * total, right=True))
+        return min(index, int(torch.searchsorted(cumulative, total)))  # rounding may reach past the last mass
+
+
+def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Sequence[int]:
+    """Up to count children of one node from its (V,) law, in drawing order.
+
+    POINT takes the most probable tokens; IID draws with replacement; SWOR without, and stops early when the
+    law has no mass left.
+    """
+    if drawn is Drawn.POINT:
+        return probabilities.topk(min(count, len(probabilities))).indices.tolist()
+    if drawn is Drawn.IID:
+        return [coins.choose(probabilities) for _ in range(count)]
+    left, tokens = probabilities.clone(), []
+    while len(tokens) < count and left.any():
+        tokens.append(coins.choose(left))
+        left[tokens[-1]] = 0
+    return tokens

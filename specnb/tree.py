@@ -1,0 +1,243 @@
+"""TokenTree and Draft: what every drafter fills, every mask is cut from and every verifier walks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """A token tree as two flat arrays; node 0 is the root, the last committed token, not yet in the cache.
+
+    tokens:  (n,) int64; parents: (n,) int64, parents[0] = -1 and parents[i] < i for every other node.
+    Siblings stand in the order in which they were drawn (or ranked): verifiers go by index.
+    Shape trees (``kary``, ``from_paths`` of rank paths) carry the rank among siblings as token.
+    Raises ValueError on two roots, a parent after its child, arrays of different length or another dtype.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+
+    def __post_init__(self):
+        for name in ("tokens", "parents"):
+            value = getattr(self, name)
+            if not isinstance(value, Tensor):
+                object.__setattr__(self, name, torch.tensor(value, dtype=torch.int64))
+            elif value.dtype != torch.int64 or value.dim() != 1:
+                raise ValueError(f"{name} must be int64 of shape (n,), got {value.dtype} {tuple(value.shape)}")
+        if len(self.tokens) != len(self.parents) or len(self.tokens) == 0:
+            raise ValueError(
+                f"tokens and parents must have the same length of at least 1, "
+                f"got {len(self.tokens)} and {len(self.parents)}"
+            )
+        for i, parent in enumerate(self.parent_list):
+            if i == 0 and parent != -1:
+                raise ValueError(f"node 0 is the root and its parent must be -1, got {parent}")
+            if i > 0 and parent == -1:
+                raise ValueError(f"node {i} is a second root: only node 0 may have parent -1")
+            if i > 0 and not 0 <= parent < i:
+                raise ValueError(f"node {i} has parent {parent}: every parent must come before its child")
+        if min(self.token_list) < 0:
+            raise ValueError(f"token ids must not be negative, got {min(self.token_list)}")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    # ---- derived, computed once -------------------------------------------------------------------------
+
+    @cached_property
+    def token_list(self) -> list[int]:
+        return self.tokens.tolist()
+
+    @cached_property
+    def parent_list(self) -> list[int]:
+        return self.parents.tolist()
+
+    @cached_property
+    def depth_list(self) -> list[int]:
+        depth = [0]
+        for parent in self.parent_list[1:]:
+            depth.append(depth[parent] + 1)
+        return depth
+
+    @cached_property
+    def depth(self) -> Tensor:
+        """(n,) int64: distance from the root."""
+        return torch.tensor(self.depth_list)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """children[i]: the nodes below i, in drawing order."""
+        below = [[] for _ in self.parent_list]
+        for i, parent in enumerate(self.parent_list[1:], start=1):
+            below[parent].append(i)
+        return tuple(map(tuple, below))
+
+    @cached_property
+    def leaves(self) -> tuple[int, ...]:
+        return tuple(i for i, below in enumerate(self.children) if not below)
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """(n, n) bool: ancestors[i, j] says that j is i itself or lies on the path from the root to i."""
+        seen = np.eye(len(self), dtype=bool)
+        for i, parent in enumerate(self.parent_list[1:], start=1):
+            seen[i] |= seen[parent]
+        return torch.from_numpy(seen)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root (excluded) down to the given node (included); () for the root."""
+        if not 0 <= node < len(self):
+            raise ValueError(f"node {node} is not in this tree of {len(self)} nodes")
+        nodes = []
+        while node > 0:
+            nodes.append(node)
+            node = self.parent_list[node]
+        return tuple(reversed(nodes))
+
+    def path_tokens(self, node: int) -> tuple[int, ...]:
+        """Tokens along ``path(node)``."""
+        return tuple(self.token_list[i] for i in self.path(node))
+
+    # ---- constructors -----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_paths(cls, paths: Iterable[Sequence[int]], *, root: int = 0) -> "TokenTree":
+        """The trie of token paths, e.g. [(0,), (0, 0), (1,)]; with ranks as tokens it is a static shape."""
+        tokens, parents, index = [root], [-1], {(): 0}
+        for path in map(tuple, paths):
+            for end in range(1, len(path) + 1):
+                if path[:end] not in index:
+                    index[path[:end]] = len(tokens)
+                    tokens.append(int(path[end - 1]))
+                    parents.append(index[path[: end - 1]])
+        return cls(tokens, parents)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> "TokenTree":
+        """A single path; tokens[0] is the root."""
+        return cls(list(map(int, tokens)), list(range(-1, len(tokens) - 1)))
+
+    @classmethod
+    def kary(cls, k: int, depth: int) -> "TokenTree":
+        """The full shape with k children per node, breadth first; tokens are ranks."""
+        if k < 1 or depth < 0:
+            raise ValueError(f"a k-ary tree needs k >= 1 and depth >= 0, got k={k}, depth={depth}")
+        tokens, parents, level = [0], [-1], [0]
+        for _ in range(depth):
+            parents_of_level = [node for node in level for _ in range(k)]
+            level = list(range(len(tokens), len(tokens) + len(parents_of_level)))
+            tokens += list(range(k)) * (len(level) // k)
+            parents += parents_of_level
+        return cls(tokens, parents)
+
+    # ---- new trees from old ones ------------------------------------------------------------------------
+
+    def keep(self, nodes: Iterable[int]) -> "TokenTree":
+        """The tree of the given nodes, in index order; ValueError if a kept node's parent is left out."""
+        kept = sorted(set(nodes) | {0})
+        new = {old: i for i, old in enumerate(kept)}
+        for old in kept[1:]:
+            if self.parent_list[old] not in new:
+                raise ValueError(f"node {old} is kept but its parent {self.parent_list[old]} is not")
+        parents = [-1] + [new[self.parent_list[old]] for old in kept[1:]]
+        return TokenTree(self.tokens[kept], torch.tensor(parents))
+
+    def without(self, nodes: Iterable[int]) -> "TokenTree":
+        """The tree with the given nodes and everything below them removed."""
+        gone = set(nodes)
+        if 0 in gone:
+            raise ValueError("the root cannot be removed")
+        return self.keep(i for i in range(len(self)) if gone.isdisjoint(self.path(i)))
+
+    def subtree(self, node: int) -> "TokenTree":
+        """The tree whose root is the given node."""
+        inside = self.ancestors[:, node].nonzero().flatten().tolist()
+        new = {old: i for i, old in enumerate(inside)}
+        parents = [-1] + [new[self.parent_list[old]] for old in inside[1:]]
+        return TokenTree(self.tokens[inside], torch.tensor(parents))
+
+    def merge(self, other: "TokenTree") -> "TokenTree":
+        """The trie union of two trees with the same root token; this tree's nodes come first."""
+        if self.token_list[0] != other.token_list[0]:
+            raise ValueError(f"cannot merge trees with roots {self.token_list[0]} and {other.token_list[0]}")
+        paths = (tree.path_tokens(i) for tree in (self, other) for i in range(len(tree)))
+        return TokenTree.from_paths(paths, root=self.token_list[0])
+
+
+class Drawn(Enum):
+    """How the children of a node came about; a verifier is lossless for some of these only."""
+
+    POINT = "point"  # chosen, not drawn (top-k, retrieval): each sibling's law is one-hot
+    IID = "iid"  # drawn independently from q: duplicates may occur
+    SWOR = "swor"  # drawn from q without replacement
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A token tree together with the law it was drawn from.
+
+    q: (n, V) float32 or wider, q[i] is the law node i's children were drawn from (rows of leaves are not read);
+       None for a POINT draft. Over a reduced vocabulary q is (n, V_d) and ids (V_d,) int64, sorted, says which.
+    auxiliary: (n,) bool, nodes that ride the forward pass but never stand for election.
+    scores: (n,) the drafter's own probability of each path, for growth, figures and calibration.
+    Raises ValueError on shapes that do not fit, and on an elected node below an auxiliary one.
+    """
+
+    tree: TokenTree
+    q: Tensor | None = None
+    drawn: Drawn = Drawn.POINT
+    ids: Tensor | None = None
+    auxiliary: Tensor | None = None
+    scores: Tensor | None = None
+
+    def __post_init__(self):
+        n = len(self.tree)
+        if self.q is None and self.drawn is not Drawn.POINT:
+            raise ValueError(f"a draft drawn {self.drawn.name} needs q, the law its children were drawn from")
+        if self.q is not None and (self.q.dim() != 2 or len(self.q) != n or self.q.dtype.itemsize < 4):
+            raise ValueError(
+                f"q must be float32 or wider of shape ({n}, V), one row per node, "
+                f"got {self.q.dtype} {tuple(self.q.shape)}"
+            )
+        if self.ids is not None and (self.q is None or len(self.ids) != self.q.shape[1]):
+            raise ValueError("ids must name one token id per column of q")
+        if self.auxiliary is not None:
+            if self.auxiliary.shape != (n,) or self.auxiliary.dtype != torch.bool:
+                raise ValueError(f"auxiliary must be bool of shape ({n},), got {tuple(self.auxiliary.shape)}")
+            flags = self.auxiliary.tolist()
+            if flags[0] or any(
+                flags[parent] and not flags[i] for i, parent in enumerate(self.tree.parent_list) if i
+            ):
+                raise ValueError("the root, and any node with an elected child, cannot be auxiliary")
+
+    @cached_property
+    def candidates(self) -> tuple[tuple[int, ...], ...]:
+        """children of every node, without auxiliary ones: those that stand for election, in drawing order."""
+        if self.auxiliary is None:
+            return self.tree.children
+        flags = self.auxiliary.tolist()
+        return tuple(tuple(c for c in below if not flags[c]) for below in self.tree.children)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """(n,) int64: the column of q in which each node's token stands."""
+        if self.ids is None:
+            return self.tree.tokens
+        columns = torch.searchsorted(self.ids, self.tree.tokens).clamp_max(len(self.ids) - 1)
+        missing = (self.ids[columns] != self.tree.tokens)[1:]
+        if missing.any():
+            raise ValueError("a drafted token is not in the draft's reduced vocabulary")
+        return columns
+
+    def law(self, node: int, vocabulary: int) -> Tensor:
+        """q of one node over the whole vocabulary, (V,) float64, summing to one."""
+        row = self.q[node].double()
+        if self.ids is not None:
+            row = torch.zeros(vocabulary, dtype=torch.float64).index_copy_(0, self.ids, row)
+        return row / row.sum()
