@@ -102,9 +102,7 @@ def verify_once(
     return draft, verifier(draft, table, coins)
 
 
-def output_law(
-    drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None
-) -> Law:
+def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:
     """Law of the first depth + 1 tokens of text decoded speculatively: one step, completed by p itself.
 
     Equal to ``joint(p, depth + 1)`` for every depth exactly if the verifier is lossless (Lemma A.1 of the
@@ -119,8 +117,6 @@ def output_law(
     return law(text)
 
 
-def accepted_law(
-    drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None
-) -> Law:
+def accepted_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:
     """Law of the number of accepted draft tokens in one step (bonus not counted)."""
     return law(lambda coins: len(verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)[1].path))

@@ -211,9 +211,7 @@ class Draft:
             if self.auxiliary.shape != (n,) or self.auxiliary.dtype != torch.bool:
                 raise ValueError(f"auxiliary must be bool of shape ({n},), got {tuple(self.auxiliary.shape)}")
             flags = self.auxiliary.tolist()
-            if flags[0] or any(
-                flags[parent] and not flags[i] for i, parent in enumerate(self.tree.parent_list) if i
-            ):
+            if flags[0] or any(flags[parent] and not flags[i] for i, parent in enumerate(self.tree.parent_list) if i):
                 raise ValueError("the root, and any node with an elected child, cannot be auxiliary")
 
     @cached_property

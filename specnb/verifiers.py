@@ -124,6 +124,8 @@ def token_level(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool) -> Verdict:
     check(draft, p)
+    if not any(draft.candidates):
+        return Verdict((), coins.choose(p[0]))
     tokens, parents = draft.tree.tokens, draft.tree.parents.clamp_min(0)
     p_child = p[parents, tokens].double().tolist()
     q_child = draft.q[parents, draft.columns].double().tolist()
@@ -145,6 +147,11 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
         return None, coins.choose(p[node] if law is None else law)
 
     return _descend(judge)
+
+
+def by_draw(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """The lossless top-down rule that fits how the draft was drawn: one_hot, rrs or rrsw."""
+    return {Drawn.POINT: one_hot, Drawn.IID: rrs, Drawn.SWOR: rrsw}[draft.drawn](draft, p, coins)
 
 
 # ---- shared steps ---------------------------------------------------------------------------------------
@@ -182,12 +189,13 @@ def _is_chain(draft: Draft) -> bool:
 
 
 def _need(draft: Draft, drawn: Drawn, name: str, other: str) -> None:
+    if not any(draft.candidates):
+        return  # nothing was drafted, nothing can be wrong
     if draft.drawn is Drawn.POINT:
         raise ValueError(f"{name} needs a sampled draft and its q; this one is POINT (not drawn): use one_hot")
     if draft.drawn is not drawn and not _is_chain(draft):
         raise ValueError(
-            f"{name} is lossless for siblings drawn {drawn.name} only, these were drawn {draft.drawn.name}: "
-            f"use {other}"
+            f"{name} is lossless for siblings drawn {drawn.name} only, these were drawn {draft.drawn.name}: use {other}"
         )
 
 
@@ -207,5 +215,5 @@ def check(draft: Draft, p: Tensor) -> None:
 
 
 BY_NAME: dict[str, Verifier] = {
-    f.__name__: f for f in (greedy, sample_and_match, one_hot, rrs, rrsw, token_level)
+    f.__name__: f for f in (greedy, sample_and_match, one_hot, rrs, rrsw, token_level, by_draw)
 }

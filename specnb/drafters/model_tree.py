@@ -57,14 +57,13 @@ class TreeDrafter:
             self.kept = sorted({0, *keep})
             tree = tree.keep(self.kept)
         scores = torch.tensor(scores, dtype=torch.float64)[self.kept]
-        if self.drawn is Drawn.POINT:
+        if self.drawn is Drawn.POINT or not laws:  # nothing was drawn
             return Draft(tree, scores=scores)
         return Draft(tree, self._table(laws, len(tree)), self.drawn, self.draft_model.ids, scores=scores)
 
     def _table(self, laws: dict[int, Tensor], n: int) -> Tensor:
         """(n, V_d): the law each node's children were drawn from; rows of nodes never expanded are zero."""
-        width, dtype = next(((law.shape[0], law.dtype) for law in laws.values()), (1, torch.float32))
-        q = torch.zeros(n, width, dtype=dtype)
+        q = laws[0].new_zeros(n, len(laws[0]))
         for node, law in laws.items():
             q[node] = law
         return q

@@ -1,0 +1,90 @@
+"""The same loop behind transformers' own door: ``model.generate(**inputs, custom_generate=speculative(drafter))``."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import (
+    GenerateDecoderOnlyOutput,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specnb.decode import steps
+from specnb.drafters import Drafter
+from specnb.sampling import Warp
+from specnb.target import Target
+from specnb.verifiers import Verifier, by_draw
+
+
+def speculative(drafter: Drafter, verifier: Verifier = by_draw) -> Callable:
+    """A ``custom_generate`` callable that decodes with this drafter and verifier.
+
+    Honours the generation config's do_sample, temperature, top_k, top_p, length limits, end tokens and stop
+    strings, stopping criteria and streamers; the seed is drawn from torch's global generator, so
+    ``torch.manual_seed`` decides it. Raises ValueError for batches, padding, beams, and logits processors
+    other than temperature, top-k and top-p: their effect on a tree would not be the one they have on a text.
+    """
+
+    def custom_generate(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer=None,
+        **model_kwargs,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        if input_ids.shape[0] != 1:
+            raise ValueError(
+                f"speculative decoding takes one text at a time, got {input_ids.shape[0]} (a batch, beams or "
+                f"num_return_sequences): call generate once for each"
+            )
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and not bool(mask.all()):
+            raise ValueError("the prompt is padded (attention_mask has zeros): pass it without padding")
+        warp = warp_of(generation_config, logits_processor)
+        ids = input_ids
+
+        def stop(tokens) -> str | None:
+            nonlocal ids
+            ids = torch.cat([ids, ids.new_tensor([[tokens[-1]]])], dim=1)
+            return "stopping criteria" if bool(stopping_criteria(ids, None).all()) else None
+
+        for step in steps(
+            Target(model),
+            drafter,
+            verifier,
+            input_ids[0].tolist(),
+            max_new_tokens=generation_config.max_length - input_ids.shape[1],
+            temperature=warp.temperature,
+            top_k=warp.top_k,
+            top_p=warp.top_p,
+            seed=int(torch.randint(2**31, ())),
+            eos=(),  # among the stopping criteria
+            stop=stop,
+        ):
+            if streamer is not None:
+                streamer.put(torch.tensor(step.tokens))
+        if streamer is not None:
+            streamer.end()
+        return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
+
+    return custom_generate
+
+
+def warp_of(config: GenerationConfig, processors: LogitsProcessorList) -> Warp:
+    """The Warp that equals a generation config's sampling; ValueError for what has no equal here."""
+    known = {TemperatureLogitsWarper: "temperature", TopKLogitsWarper: "top_k", TopPLogitsWarper: "top_p"}
+    other = [type(processor).__name__ for processor in processors if type(processor) not in known]
+    if other:
+        raise ValueError(
+            f"cannot apply {', '.join(other)} to a token tree: speculative() supports temperature, top_k and "
+            f"top_p only; remove the option from the generation config"
+        )
+    if not config.do_sample:
+        return Warp(temperature=0.0)
+    found = {known[type(p)]: getattr(p, known[type(p)]) for p in processors}
+    return Warp(**found)

@@ -1,0 +1,274 @@
+"""Token trees as pictures: a table of nodes with their states and places, and its drawing.
+
+accepted green, rejected red, recovered blue, bonus purple, unvisited and auxiliary grey; marker, edge and
+underline styles say the same without colour.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgb
+from matplotlib.path import Path as Outline
+from torch import Tensor
+
+from specnb.tree import Draft
+from specnb.verifiers import Trial, Verdict
+
+INK = "#222222"
+TICK = Outline([(-0.9, 0.0), (-0.25, -0.7), (0.95, 0.75)])
+CROSS = Outline([(-1, -1), (1, 1), (-1, 1), (1, -1)], [1, 2, 1, 2])  # move, line, move, line
+Labels = Callable[[Sequence[int]], Sequence[str]] | Sequence[str] | None  # e.g. Pair.pieces
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one state looks: node (marker, outline, a sign inside), edge to the parent, text underline."""
+
+    colour: str
+    marker: str = "o"
+    outline: str = "-"
+    sign: Outline | None = None
+    scale: float = 1.0  # of the marker
+    edge: str = "-"
+    width: float = 1.2  # of the edge, points
+    underline: str = "solid"
+
+
+# Hues of Paul Tol's "bright" scheme, made for colour-blind readers; the greys are darker than his.
+LOOKS = {
+    "root": Look(INK, scale=0.8),
+    "accepted": Look("#228833", sign=TICK, width=5, underline="3px solid"),
+    "rejected": Look("#EE6677", "s", sign=CROSS, scale=0.9, edge="--", width=1.6),
+    "recovered": Look("#4477AA", "D", scale=0.85, width=2.5, underline="3px dashed"),
+    "bonus": Look("#AA3377", "*", scale=1.45, width=2.5, underline="5px double"),
+    "unvisited": Look("#8A8A8A", outline="--"),
+    "auxiliary": Look("#8A8A8A", outline=":", scale=0.55, edge=":"),
+}
+PLACES = {
+    "under": {"ha": "center", "va": "top", "linespacing": 1.05},
+    "side": {"ha": "left", "va": "center_baseline"},
+    "turned": {"ha": "center", "va": "top", "rotation": 90},
+}
+COLOURS = {state: look.colour for state, look in LOOKS.items()}
+
+
+def tree_table(
+    draft: Draft,
+    verdict: Verdict | None = None,
+    *,
+    p: Tensor | None = None,
+    labels: Labels = None,
+    upto: int | None = None,
+) -> pd.DataFrame:
+    """One row per node: node, parent, depth, token, label, state, x, y, p, q, trial_probability.
+
+    upto: show the first upto trials only; None, or as many as there are, shows the whole verdict, with a last
+    row for the next token: "bonus" if the path ended where nothing was left to try, else "recovered".
+    p: (n, V); labels: token ids → texts (``Pair.pieces``), or one text per node. x, y: leaves one apart,
+    parents centred, the next token right of its siblings; they do not depend on upto. Missing: nan.
+    Raises ValueError on an upto outside 0..number of trials and on a wrong number of labels.
+    """
+    tree, tokens, parents = draft.tree, list(draft.tree.token_list), list(draft.tree.parent_list)
+    trials = () if verdict is None else verdict.trials
+    if upto is not None and not 0 <= upto <= len(trials):
+        raise ValueError(f"upto must be in 0..{len(trials)}, the number of trials, got {upto}")
+    complete = verdict is not None and upto in (None, len(trials))
+    states = _states(draft, trials[:upto], verdict.path if complete else None)
+    if verdict is not None:
+        tokens.append(verdict.next_token)
+        parents.append(_end(verdict))
+        states.append(next_kind(draft, verdict))
+    x, depth = _layout(parents)
+    target, law, tried = (np.full(len(tokens), np.nan) for _ in range(3))
+    if p is not None:
+        target[1:] = p.double().numpy()[parents[1:], tokens[1:]]
+    if draft.q is not None:
+        law[1 : len(tree)] = draft.q.double().numpy()[tree.parent_list[1:], draft.columns.numpy()[1:]]
+    for trial in trials[:upto]:
+        tried[trial.node] = trial.probability
+    table = pd.DataFrame({"node": range(len(tokens)), "parent": parents, "depth": depth, "token": tokens})
+    table["label"], table["state"] = label_tokens(tokens, labels, len(tree)), states
+    table["x"], table["y"] = x, [-float(level) for level in depth]
+    table["p"], table["q"], table["trial_probability"] = target, law, tried
+    table.attrs["size"] = max(x) + 1, max(depth) + 1  # leaves, levels: the same for every upto
+    return table if complete or verdict is None else table.iloc[:-1]
+
+
+def next_kind(draft: Draft, verdict: Verdict) -> str:
+    """What the next token is: "bonus" after a path that nothing could prolong, else "recovered"."""
+    return "recovered" if draft.candidates[_end(verdict)] else "bonus"
+
+
+def label_tokens(tokens: Sequence[int], labels: Labels, n: int | None = None) -> list[str]:
+    """Texts of tokens: their ids, or labels(tokens), or the given list, of which the last may be missing."""
+    if labels is None:
+        return [str(token) for token in tokens]
+    if callable(labels):
+        return list(labels(tokens))
+    if len(labels) not in (len(tokens), n):
+        raise ValueError(f"labels must hold one text for each of {n or len(tokens)} nodes, got {len(labels)}")
+    return [*labels, *map(str, tokens[len(labels) :])]
+
+
+def _end(verdict: Verdict) -> int:
+    return verdict.path[-1] if verdict.path else 0
+
+
+def _states(draft: Draft, trials: Sequence[Trial], path: Sequence[int] | None) -> list[str]:
+    """States after these trials; path: the accepted nodes once they are known."""
+    flags = [False] * len(draft.tree) if draft.auxiliary is None else draft.auxiliary.tolist()
+    states = ["auxiliary" if flag else "unvisited" for flag in flags]
+    for trial in trials:
+        states[trial.node] = "rejected"
+    if path is None:  # a bottom-up verifier accepts a whole path at its leaf: a trial counts for the ancestors
+        path = [node for trial in trials if trial.accepted for node in draft.tree.path(trial.node)]
+    for node in path:
+        states[node] = "accepted"
+    return ["root", *states[1:]]
+
+
+def _layout(parents: Sequence[int]) -> tuple[list[float], list[int]]:
+    """x and depth of every node: leaves 0, 1, … from the left, parents over the middle of their children."""
+    below: list[list[int]] = [[] for _ in parents]
+    x, depth, stack, leaves = [0.0] * len(parents), [0] * len(parents), [0], 0
+    for node, parent in enumerate(parents[1:], start=1):
+        below[parent].append(node)
+        depth[node] = depth[parent] + 1
+    while stack:
+        node = stack.pop()
+        stack.extend(reversed(below[node]))
+        if not below[node]:
+            x[node], leaves = float(leaves), leaves + 1
+    for node in reversed(range(len(parents))):
+        if below[node]:
+            x[node] = (x[below[node][0]] + x[below[node][-1]]) / 2
+    return x, depth
+
+
+def draw_tree(
+    table: pd.DataFrame, *, ax: Axes | None = None, probabilities: bool = False, highlight: int | None = None
+) -> Axes:
+    """Draw a ``tree_table``: root on top, first-drawn child left, labels clipped to the room there is.
+
+    probabilities: write p and q to each node. highlight: a node to put a ring around.
+    """
+    texts = [drawable(label) for label in table["label"]]
+    notes = [_note(p=row.p, q=row.q) if probabilities else [] for row in table.itertuples()]
+    longest, extra = max(map(len, texts)), max(map(len, notes))
+    columns, levels = table.attrs.get("size") or (table["x"].max() + 1, table["depth"].max() + 1)
+    if ax is None:
+        _, ax = plt.subplots(figsize=_tree_size(columns, levels, longest, extra))
+        ax.set_position([0, 0, 1, 1])
+    width, height = points(ax)
+    across, down = width / columns, height / levels
+    size = min(max(min(across, down * 0.6) * 0.6, 6), 22)
+    place, font, room = _place(across, down, size, longest, extra)
+    lead = size / across if place == "side" else 0.5  # labels beside their nodes: all the room is on the right
+    ax.set(xlim=(-lead, columns - lead), ylim=(size * 0.8 / down - levels, size * 0.8 / down))
+    ax.set_axis_off()
+    where = table.set_index("node")[["x", "y"]]
+    for state, group in table.groupby("state"):
+        look = LOOKS[state]
+        list(_mark(ax, group["x"], group["y"], look, size))
+        for row in group[group["node"] > 0].itertuples():
+            x, y = where.loc[row.parent]
+            ax.plot([x, row.x], [y, row.y], look.edge, color=look.colour, lw=look.width, zorder=1)
+    if highlight is not None:
+        ax.plot(*where.loc[highlight], "o", ms=size * 1.6, mfc="none", mec=INK, mew=2, zorder=4)
+    for row, text, note in zip(table.itertuples(), texts, notes, strict=True):
+        gap = size * (0.85 if row.node == highlight else 0.65) + 1
+        text = clip(text, max(room - (0 if place == "under" else 6 * len(note)), 2))
+        ax.annotate(
+            ("\n" if place == "under" else " ").join([text, *note]),
+            (row.x, row.y),
+            (gap, 0) if place == "side" else (0, -gap),
+            textcoords="offset points",
+            fontsize=font,
+            parse_math=False,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+            zorder=2,
+            **PLACES[place],
+        )
+    return ax
+
+
+def points(ax: Axes) -> tuple[float, float]:
+    """Width and height of the axes in points."""
+    box = ax.get_window_extent()
+    return box.width * 72 / ax.figure.dpi, box.height * 72 / ax.figure.dpi
+
+
+def _tree_size(columns: float, levels: int, longest: int, extra: int) -> tuple[float, float]:
+    """Inches: as much as the labels ask for, at most what a projector shows."""
+    beside = 0.7 * extra if levels > 8 else 0  # no room below the nodes of a deep tree
+    wide = columns * (min(0.1 * longest, 1.1) + 0.2 + beside)
+    tall = levels * (0.85 + 0.2 * extra + (0.25 if wide > 14 else 0))
+    return min(max(wide, 4), 12), max(min(tall, max(7.2, levels * 0.24)), 1.6)
+
+
+def legend(ax: Axes, states: Iterable[str] = LOOKS, **options) -> None:
+    """Explain the given states in one line below the axes. options: those of ``Axes.legend``."""
+    states = list(states)
+    handles = [tuple(_mark(ax, [], [], LOOKS[state], 15)) for state in states]
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": len(states), "columnspacing": 1.2}
+    ax.legend(handles, states, **(place | {"handletextpad": 0.1, "scatterpoints": 1} | options))
+
+
+def _mark(ax: Axes, x: float, y: float, look: Look, size: float) -> Iterable[PathCollection]:
+    """Draw a node of the given size (points), then the sign inside it."""
+    area, tint, lw = (size * look.scale) ** 2, [light(look.colour)], min(0.6 + size * 0.07, 1.8)
+    yield ax.scatter(x, y, area, tint, look.marker, ec=look.colour, ls=look.outline, lw=lw, zorder=3)
+    if look.sign:
+        yield ax.scatter(x, y, area / 5, "none", look.sign, ec=look.colour, lw=lw, zorder=4)
+
+
+def _place(across: float, down: float, size: float, longest: int, extra: int) -> tuple[str, int, int]:
+    """Where labels go, at the largest font at which enough of them fits: place, points, characters.
+
+    across, down: points per leaf and per level; size: of a node; extra: numbers to write besides the label.
+    """
+    best = ("under", 7, 0)
+    for font in range(12, 6, -1):
+        em, line, enough = 0.62 * font, 1.3 * font, min(longest, 5)
+        one_line = enough + 6 * extra
+        lines = size * 1.3 + line * (1 + extra) + 5
+        options = (
+            ("under", across / em - 1 if down > lines else 0, enough),
+            ("side", (across - size) / em - 1 if down > line else 0, one_line),
+            ("turned", (down - size * 1.3 - 6) / em if across > line else 0, one_line),
+        )
+        for place, characters, wanted in options:
+            if characters >= wanted:
+                return place, font, int(characters)
+            if characters > best[2]:
+                best = (place, font, int(characters))
+    return best
+
+
+def _note(**values: float) -> list[str]:
+    return [f"{name} {v:.2f}".replace("0.", ".") for name, v in values.items() if not np.isnan(v)]
+
+
+def clip(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def light(colour: str) -> tuple[float, ...]:
+    return tuple(0.8 + 0.2 * c for c in to_rgb(colour))
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
+
+
+def drawable(text: str) -> str:
+    """The text with every character that the figures' font lacks replaced by a frame."""
+    return "".join(c if ord(c) in _glyphs() and c.isprintable() else "▯" for c in text)

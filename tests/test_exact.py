@@ -1,0 +1,613 @@
+"""Losslessness by enumeration: verifiers that claim it, and ways to break it that must be caught."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toy import M_B, M_S, RANDOM, UNEVEN, WORLDS, altered, constant, table, tree_drafter, warped
+
+from specnb import exact
+from specnb.exact import accepted_law, expectation, joint, law, output_law, total_variation
+from specnb.growth import chain, kary
+from specnb.sampling import RandomCoins, Warp, residual
+from specnb.tree import Draft, Drawn, TokenTree
+from specnb.verifiers import Verdict, by_draw, greedy, one_hot, rrs, rrsw, sample_and_match, token_level
+
+POINT, IID, SWOR = Drawn
+BINARY = kary(2, 2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Enumeration is a great many tiny operations, which threads only slow down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def bias(drafter, verifier, p, depth, warp=None):
+    """Total variation between the output of speculative decoding and the target's own law."""
+    return total_variation(output_law(drafter, verifier, p, depth=depth, warp=warp), joint(p, depth + 1))
+
+
+# ---- lossless -------------------------------------------------------------------------------------------
+
+LOSSLESS = [
+    (token_level, IID, chain(2), 2),
+    (token_level, IID, chain(3), 3),
+    (rrsw, SWOR, UNEVEN, 2),
+    (rrsw, SWOR, chain(2), 2),
+    (rrs, IID, UNEVEN, 2),
+    (rrs, IID, chain(2), 2),
+    *[(verifier, POINT, shape, 2) for verifier in (one_hot, sample_and_match) for shape in (UNEVEN, BINARY)],
+    *[(verifier, POINT, chain(3), 3) for verifier in (one_hot, sample_and_match)],
+    *[(verifier, drawn, chain(2), 2) for verifier in (one_hot, sample_and_match) for drawn in (IID, SWOR)],
+]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_lossless(world):
+    p, q = WORLDS[world]
+    for verifier, drawn, shape, depth in LOSSLESS:
+        assert bias(tree_drafter(q, shape, drawn), verifier, p, depth) < 1e-12, (verifier, drawn, shape)
+
+
+@pytest.mark.parametrize("world", ["random 0", "zeros in both"])
+@pytest.mark.parametrize(("verifier", "drawn"), [(rrsw, SWOR), (rrs, IID)])
+def test_lossless_on_the_binary_tree(world, verifier, drawn):
+    p, q = WORLDS[world]
+    assert bias(tree_drafter(q, BINARY, drawn), verifier, p, 2) < 1e-12
+
+
+@pytest.mark.parametrize("world", ["zeros in p", "zeros in q"])
+@pytest.mark.parametrize("drawn", [IID, SWOR])
+@pytest.mark.parametrize("verifier", [one_hot, sample_and_match])
+def test_one_hot_and_sample_and_match_are_lossless_on_sampled_trees(world, drawn, verifier):
+    p, q = WORLDS[world]
+    assert bias(tree_drafter(q, UNEVEN, drawn), verifier, p, 2) < 1e-12
+
+
+WARPS = [Warp(0.7), Warp(1.0, top_k=2), Warp(1.0, top_p=0.8), Warp(0.7, 2, 0.8), Warp(0.0)]
+
+
+@pytest.mark.parametrize("warp", WARPS, ids=str)
+@pytest.mark.parametrize(
+    ("verifier", "drawn", "shape"),
+    [(rrsw, SWOR, UNEVEN), (rrs, IID, UNEVEN), (token_level, IID, chain(2)), (one_hot, POINT, UNEVEN)],
+)
+def test_lossless_with_the_same_warp_on_p_and_q(warp, verifier, drawn, shape):
+    p, q = WORLDS["random 2"]
+    assert bias(tree_drafter(q, shape, drawn), verifier, warped(p, warp), 2, warp) < 1e-12
+
+
+@pytest.mark.parametrize("drawn", Drawn)
+@pytest.mark.parametrize("world", WORLDS)
+def test_greedy_is_lossless_for_one_hot_p(world, drawn):
+    p, q = WORLDS[world]
+    p = warped(p, Warp(0.0))
+    assert bias(tree_drafter(q, UNEVEN, drawn), greedy, p, 2) < 1e-12
+    assert list(joint(p, 3).values()) == [1.0]
+
+
+@pytest.mark.parametrize(("verifier", "drawn"), [(rrsw, SWOR), (rrs, IID), (one_hot, POINT), (one_hot, SWOR)])
+def test_every_verifier_is_greedy_at_one_hot_p(verifier, drawn):
+    p, q = WORLDS["random 3"]
+    p, drafter = warped(p, Warp(0.0)), tree_drafter(q, UNEVEN, drawn)
+    assert bias(drafter, verifier, p, 2) < 1e-12
+    ours, theirs = (accepted_law(drafter, v, p, depth=2) for v in (verifier, greedy))
+    assert ours == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "drawn"),
+    [(rrsw, SWOR), (rrs, IID), (one_hot, POINT), (one_hot, SWOR), (sample_and_match, IID)],
+)
+@pytest.mark.parametrize("world", ["paper", "random 3", "zeros in p"])
+def test_lossless_over_a_reduced_vocabulary(world, verifier, drawn):
+    p, q = WORLDS[world]
+    drafter = tree_drafter(q, UNEVEN, drawn, ids=[0, 2])
+    assert bias(drafter, verifier, p, 2) < 1e-12
+    if drawn is not POINT:
+        drafter.begin((0,), Warp(), {})
+        draft = drafter.propose(RandomCoins(), 2)
+        assert draft.q.shape == (len(draft.tree), 2)
+        assert set(draft.tree.token_list) <= {0, 2}
+
+
+class ByScore:
+    """Expand the likeliest of the drawn nodes: the shape follows the draws, but nothing drawn is dropped."""
+
+    prunes = False
+
+    def select(self, tree, scores):
+        if len(tree) == 1:
+            return [(0, 2)]
+        return [(int(scores[1:].argmax()) + 1, 2)] if max(tree.depth_list) == 1 else []
+
+    def finish(self, tree, scores):
+        return None
+
+
+def test_a_shape_that_follows_the_draws_is_lossless():
+    for p, q in RANDOM[:2]:
+        assert bias(tree_drafter(q, ByScore(), SWOR), rrsw, p, 2) < 1e-12
+        assert bias(tree_drafter(q, ByScore(), IID), rrs, p, 2) < 1e-12
+
+
+@pytest.mark.parametrize(("verifier", "drawn"), [(rrsw, SWOR), (rrs, IID), (one_hot, SWOR)])
+@pytest.mark.parametrize("ids", [None, [0, 2]])
+def test_a_sampled_draft_of_the_root_alone_is_verified(verifier, drawn, ids):
+    """With room for one token nothing is drafted: it happens at the end of every generation."""
+    assert bias(tree_drafter(M_S, chain(2), drawn, ids), verifier, M_B, 0) < 1e-12
+
+
+@pytest.mark.parametrize("drawn", Drawn)
+def test_by_draw_is_lossless_for_every_draft(drawn):
+    p, q = RANDOM[1]
+    assert bias(tree_drafter(q, kary(2, 1), drawn), by_draw, p, 1) < 1e-12
+
+
+# ---- auxiliary nodes ------------------------------------------------------------------------------------
+
+
+def with_auxiliary(draft: Draft) -> Draft:
+    """Every token as an auxiliary child of every node, in front of the elected ones, and one below those."""
+    tokens, parents, old, auxiliary, stack = [0], [-1], [0], [False], [(0, 0)]
+    while stack:
+        node, new = stack.pop()
+        here = len(tokens)
+        below = draft.tree.children[node]
+        tokens += [0, 1, 2, 1, *(draft.tree.token_list[c] for c in below)]
+        parents += [new, new, new, here, *(new for _ in below)]
+        auxiliary += [True] * 4 + [False] * len(below)
+        old += [node] * 4 + list(below)
+        stack += [(child, here + 4 + i) for i, child in enumerate(below)]
+    q = None if draft.q is None else draft.q[old]
+    return Draft(TokenTree(tokens, parents), q, draft.drawn, auxiliary=torch.tensor(auxiliary))
+
+
+@pytest.mark.parametrize(
+    ("verifier", "drawn", "shape"),
+    [
+        (rrsw, SWOR, UNEVEN),
+        (rrs, IID, UNEVEN),
+        (token_level, IID, chain(2)),
+        (one_hot, POINT, UNEVEN),
+        (sample_and_match, POINT, UNEVEN),
+        (greedy, POINT, UNEVEN),
+    ],
+)
+def test_auxiliary_nodes_are_never_elected_and_change_nothing(verifier, drawn, shape):
+    p, q = WORLDS["random 1"]
+    p = warped(p, Warp(0.0)) if verifier is greedy else p
+    plain = tree_drafter(q, shape, drawn)
+    drafter = altered(plain, with_auxiliary)
+    assert bias(drafter, verifier, p, 2) < 1e-12
+    verdicts = law(lambda coins: elected(drafter, verifier, p, coins))
+    assert set(verdicts) <= {(), (False,), (False, False)}
+    ours, theirs = (accepted_law(d, verifier, p, depth=2) for d in (drafter, plain))
+    assert ours == pytest.approx(theirs, abs=1e-12)
+
+
+def elected(drafter, verifier, p, coins):
+    """The auxiliary flags along the accepted path."""
+    draft, verdict = exact.verify_once(drafter, verifier, p, coins, depth=2)
+    return tuple(bool(draft.auxiliary[node]) for node in verdict.path)
+
+
+# ---- published and hand-computed numbers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verifier", "drawn", "shape", "depth", "expected"),
+    [
+        (token_level, IID, chain(2), 2, 119 / 100),
+        (token_level, IID, chain(3), 3, 1533 / 1000),
+        (rrsw, SWOR, BINARY, 2, 105 / 64),
+        (rrsw, SWOR, UNEVEN, 2, 119 / 80),
+    ],
+)
+def test_expected_accepted_length(verifier, drawn, shape, depth, expected):
+    accepted = accepted_law(tree_drafter(M_S, shape, drawn), verifier, M_B, depth=depth)
+    assert expectation(accepted, float) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "single", "with_replacement", "without", "top_2"),
+    [
+        ((0.3, 0.4, 0.3), (0.6, 0.3, 0.1), 0.70, 0.82, 7 / 8, 0.70),
+        ((0.3, 0.2, 0.5), (1 / 9, 4 / 9, 4 / 9), 0.7556, 0.8383, 0.8600, 0.70),
+        ((1 / 11, 2 / 11, 2 / 11, 6 / 11), (3 / 17, 5 / 17, 5 / 17, 4 / 17), 0.6898, 0.7628, 0.7892, 0.3636),
+    ],
+)
+def test_acceptance_at_one_node(p, q, single, with_replacement, without, top_2):
+    p, q = constant(*p), constant(*q)
+    accepted = [
+        accepted_law(tree_drafter(q, kary(k, 1), drawn), verifier, p, depth=1)[1]
+        for k, drawn, verifier in [(1, IID, token_level), (2, IID, rrs), (2, SWOR, rrsw), (2, POINT, one_hot)]
+    ]
+    assert accepted == pytest.approx([single, with_replacement, without, top_2], abs=5e-5)
+
+
+@pytest.mark.parametrize(("second", "probability"), [(1, 4 / 9), (2, 1)])
+def test_trials_show_the_residual_acceptance_of_the_second_sibling(second, probability):
+    tree = TokenTree([0, 0, second], [-1, 0, 0])
+    draft = Draft(tree, table(M_S, tree), SWOR)
+    trials = [verdict.trials for verdict in law(lambda coins: rrsw(draft, table(M_B, tree), coins))]
+    assert {t[0].probability for t in trials} == {0.5}
+    rejected = [t for t in trials if not t[0].accepted]
+    assert [t[1].node for t in rejected] == [2] * len(rejected)
+    assert [t[1].probability for t in rejected] == pytest.approx([probability] * len(rejected))
+
+
+def test_outcomes_on_the_tree_of_figure_2():
+    tree = TokenTree([0, 0, 1, 1, 2, 0], [-1, 0, 0, 1, 1, 2])  # a → b, c and b → a
+    draft, p = Draft(tree, table(M_S, tree), SWOR), table(M_B, tree)
+    paths = law(lambda coins: rrsw(draft, p, coins).path)
+    expected = {(1, 3): 1 / 2, (2, 5): 1 / 9, (2,): 1 / 9, (): 5 / 18}
+    assert {path: x for path, x in paths.items() if x > 1e-12} == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_deterministic_tree_accepts_the_sum_of_its_path_probabilities():
+    tree = TokenTree.from_paths([(0, 1, 2), (0, 2), (2, 1), (1,)])
+    for p, _ in WORLDS.values():
+        rows = table(p, tree)
+        reach = [1.0]
+        for parent, token in zip(tree.parent_list[1:], tree.token_list[1:], strict=True):
+            reach.append(reach[parent] * float(rows[parent, token]))
+        one_hot_law, match_law = (
+            law(lambda coins, v=verifier, rows=rows: len(v(Draft(tree), rows, coins).path))
+            for verifier in (one_hot, sample_and_match)
+        )
+        assert expectation(one_hot_law, float) == pytest.approx(sum(reach[1:]), abs=1e-12)
+        assert expectation(match_law, float) == pytest.approx(sum(reach[1:]), abs=1e-12)
+
+
+# ---- negative controls: each must be caught -------------------------------------------------------------
+
+
+def walk(draft, p, coins, *, residual=residual, strike=True, recovered=lambda current, p: current):
+    """RRSw once more, from algorithms.md 2.2, with parts that can be broken."""
+    node, path = 0, []
+    while True:
+        current, q = p[node], draft.q[node]
+        for child in draft.tree.children[node]:
+            x = draft.tree.token_list[child]
+            if coins.accept(min(1.0, float(current[x] / q[x]))):
+                break
+            current = residual(current, q)
+            q = q.index_fill(0, torch.tensor([x]), 0) if strike else q
+            q = q / q.sum() if q.any() else q
+        else:
+            below = draft.tree.children[node]
+            return Verdict(tuple(path), coins.choose(recovered(current, p[node]) if below else p[node]))
+        path.append(child)
+        node = child
+
+
+def test_the_unbroken_walk_is_rrsw():
+    for p, q in RANDOM[:2]:
+        drafter = tree_drafter(q, UNEVEN, SWOR)
+        assert bias(drafter, walk, p, 2) < 1e-12
+        ours, theirs = (accepted_law(drafter, verifier, p, depth=2) for verifier in (walk, rrsw))
+        assert ours == pytest.approx(theirs, abs=1e-12)
+
+
+def drawn_as(drawn):
+    """Lie about how a draft was drawn, which gets it past the refusals."""
+    return lambda draft: replace(draft, drawn=drawn)
+
+
+def resorted(draft: Draft) -> Draft:
+    """Siblings by falling draft probability, not in drawing order."""
+    tree, order = draft.tree, [0]
+    for node in order:
+        order += sorted(tree.children[node], key=lambda c, node=node: -draft.q[node, tree.tokens[c]])
+    parents = [-1] + [order.index(tree.parent_list[node]) for node in order[1:]]
+    return Draft(TokenTree(tree.tokens[order], torch.tensor(parents)), draft.q[order], draft.drawn)
+
+
+def pruned(draft: Draft) -> Draft:
+    """Drawn nodes dropped by their joint draft probability."""
+    kept = (draft.scores >= 0.2).nonzero().flatten().tolist()
+    return Draft(draft.tree.keep(kept), draft.q[kept], draft.drawn)
+
+
+class OneUniform:
+    """Coins whose accepts all compare with one and the same uniform number."""
+
+    def __init__(self, coins):
+        self.choose, self.coins, self.low, self.high = coins.choose, coins, 0.0, 1.0
+
+    def accept(self, probability):
+        cut = min(max(probability, self.low), self.high)  # what is known: low <= uniform < high
+        below = self.coins.accept((cut - self.low) / (self.high - self.low))
+        self.low, self.high = (self.low, cut) if below else (cut, self.high)
+        return below
+
+
+class Argmax:
+    """Coins that take the most probable token instead of drawing one."""
+
+    def __init__(self, coins):
+        self.accept = coins.accept
+
+    def choose(self, probabilities):
+        return int(probabilities.argmax())
+
+
+def bonus_without_temperature(draft, p, coins):
+    verdict = rrsw(draft, p, coins)
+    leaf = verdict.path[-1] if verdict.path else 0
+    if draft.tree.children[leaf]:
+        return verdict
+    return Verdict(verdict.path, coins.choose(p[leaf] ** 0.5))  # undoes temperature 0.5
+
+
+def unnormalised(p, q):
+    rest = (p - q).clamp_min(0)
+    return rest if rest.any() else p
+
+
+def q_as_softmax(q):
+    """Claim that a top-k tree was drawn from q."""
+    return lambda draft: Draft(draft.tree, table(q, draft.tree), SWOR)
+
+
+def sampled(shape, drawn, change=lambda draft: draft):
+    return lambda q: altered(tree_drafter(q, shape, drawn), change)
+
+
+# name: (drafter from q, verifier, total variation of this mistake on other worlds: algorithms.md 1.6 and 5.2)
+BROKEN = {
+    "q not updated on SWOR siblings": (sampled(BINARY, SWOR, drawn_as(IID)), rrs, 0.136),
+    "SWOR update on IID siblings": (sampled(BINARY, IID, drawn_as(SWOR)), rrsw, 0.056),
+    "siblings re-sorted by q": (sampled(BINARY, SWOR, resorted), rrsw, 0.361),
+    "drawn nodes pruned by score": (sampled(BINARY, SWOR, pruned), rrsw, 0.276),
+    "top-k tree with q=softmax": (
+        lambda q: altered(tree_drafter(q, BINARY, POINT), q_as_softmax(q)),
+        rrsw,
+        0.632,
+    ),
+    "argmax residual and bonus": (
+        sampled(BINARY, POINT),
+        lambda draft, p, coins: one_hot(draft, p, Argmax(coins)),
+        0.32,
+    ),
+    "recovered token from p": (
+        sampled(UNEVEN, SWOR),
+        lambda draft, p, coins: walk(draft, p, coins, recovered=lambda current, p: p),
+        None,
+    ),
+    "residual taken as p": (
+        sampled(UNEVEN, SWOR),
+        lambda draft, p, coins: walk(draft, p, coins, residual=lambda p, q: p),
+        None,
+    ),
+    "residual not renormalised": (
+        sampled(UNEVEN, SWOR),
+        lambda draft, p, coins: walk(draft, p, coins, residual=unnormalised),
+        None,
+    ),
+    "one uniform for all accepts": (
+        sampled(UNEVEN, SWOR),
+        lambda draft, p, coins: rrsw(draft, p, OneUniform(coins)),
+        None,
+    ),
+    "q of another temperature": (
+        sampled(UNEVEN, SWOR),
+        lambda draft, p, coins: rrsw(replace(draft, q=Warp(2.0)(draft.q.log())), p, coins),
+        None,
+    ),
+}
+
+
+def two_stage_law(drafter, verifier, p, depth):
+    """output_law once more, faster: the law of the drafts, then that of the text given each draft."""
+    drafter.begin((0,), Warp(), {})
+    result = Counter()
+    for draft, weight in law(lambda coins: drafter.propose(coins, depth)).items():
+        rows = table(p, draft.tree)
+
+        def text(coins, draft=draft, rows=rows):
+            verdict = verifier(draft, rows, coins)
+            tokens = (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
+            return exact.sample(p, tokens, depth + 1, coins)
+
+        result.update({tokens: weight * x for tokens, x in law(text).items()})
+    return result
+
+
+def worst(drafter, verifier, worlds=RANDOM):
+    """The largest bias in any of the worlds."""
+    return max(total_variation(two_stage_law(drafter(q), verifier, p, 2), joint(p, 3)) for p, q in worlds)
+
+
+def test_two_stage_law_is_output_law():
+    for change in (drawn_as(SWOR), resorted):
+        drafter = altered(tree_drafter(M_S, UNEVEN, SWOR), change)
+        one, two = (f(drafter, rrsw, M_B, depth=2) for f in (output_law, two_stage_law))
+        assert one == pytest.approx(two, abs=1e-14)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_is_caught(name):
+    drafter, verifier, published = BROKEN[name]
+    found = worst(drafter, verifier)
+    print(f"TV {name}: {found:.3f}")
+    assert found > 0.01
+    if published:
+        assert published / 4 < found < 4 * published
+
+
+def test_bonus_without_the_temperature_is_caught():
+    """Spec-Bench's EAGLE code, algorithms.md 2.3 defect 2."""
+    hot = Warp(0.5)
+    worlds = [(warped(p, hot), q) for p, q in RANDOM]
+    found = worst(sampled(chain(2), IID), bonus_without_temperature, worlds)
+    print(f"TV bonus: {found:.3f}")
+    assert found > 0.01
+    assert worst(sampled(chain(2), IID), rrsw, worlds) < 1e-12
+
+
+# ---- refusals -------------------------------------------------------------------------------------------
+
+CHAIN, FORK = TokenTree([0, 1, 2], [-1, 0, 1]), TokenTree([0, 1, 2], [-1, 0, 0])
+THIRDS = torch.full((3, 3), 1 / 3)
+ONE_HOT = torch.eye(3)
+REFUSED = {
+    "rrsw, IID siblings": (
+        rrsw,
+        Draft(FORK, THIRDS, IID),
+        THIRDS,
+        "rrsw is lossless for siblings drawn SWOR only, these were drawn IID: use rrs",
+    ),
+    "rrs, SWOR siblings": (
+        rrs,
+        Draft(FORK, THIRDS, SWOR),
+        THIRDS,
+        "rrs is lossless for siblings drawn IID only, these were drawn SWOR: use rrsw",
+    ),
+    "token_level, siblings": (
+        token_level,
+        Draft(FORK, THIRDS, IID),
+        THIRDS,
+        "token_level verifies chains: this draft branches, use rrs, rrsw or one_hot",
+    ),
+    "rrs, POINT": (rrs, Draft(CHAIN), THIRDS, "rrs needs a sampled draft .* POINT .* use one_hot"),
+    "rrsw, POINT": (rrsw, Draft(CHAIN), THIRDS, "rrsw needs a sampled draft .* POINT .* use one_hot"),
+    "token_level, POINT": (
+        token_level,
+        Draft(CHAIN),
+        THIRDS,
+        "token_level needs a sampled draft .* POINT .* use one_hot",
+    ),
+    "POINT with q": (rrsw, Draft(CHAIN, THIRDS), THIRDS, "this one is POINT"),
+    "greedy, p not one-hot": (
+        greedy,
+        Draft(CHAIN),
+        THIRDS,
+        r"greedy verification needs one-hot p \(temperature 0\), got a largest probability of 0.333",
+    ),
+}
+
+
+@pytest.mark.parametrize(("verifier", "draft", "p", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(verifier, draft, p, message):
+    with pytest.raises(ValueError, match=message):
+        verifier(draft, p, RandomCoins())
+
+
+@pytest.mark.parametrize("drawn", [IID, SWOR])
+@pytest.mark.parametrize("verifier", [rrs, rrsw, token_level])
+def test_a_sampled_chain_is_not_refused(verifier, drawn):
+    assert verifier(Draft(CHAIN, THIRDS, drawn), THIRDS, RandomCoins()).path == (1, 2)
+
+
+BAD_P = {
+    "too few rows": (THIRDS[:2], r"p must be float32 or wider of shape \(3, V\), got torch.float32 \(2, 3\)"),
+    "one row": (THIRDS[0], r"shape \(3, V\), got torch.float32 \(3,\)"),
+    "half precision": (THIRDS.half(), r"float32 or wider of shape \(3, V\), got torch.float16 \(3, 3\)"),
+    "vocabulary too small": (THIRDS[:, :2], "holds token id 2, the target's vocabulary ends at 1"),
+    "wider than q": (torch.full((3, 4), 1 / 4), "q is over 3 tokens and p over 4: .* must name its ids"),
+}
+
+
+@pytest.mark.parametrize("verifier", [greedy, sample_and_match, one_hot, rrs, rrsw, token_level])
+@pytest.mark.parametrize(("p", "message"), BAD_P.values(), ids=BAD_P)
+def test_bad_p(verifier, p, message):
+    with pytest.raises(ValueError, match=message):
+        verifier(Draft(CHAIN, THIRDS, SWOR), p, RandomCoins())
+
+
+def test_a_growth_that_prunes_refuses_sampled_trees():
+    pruning = SimpleNamespace(prunes=True)
+    for drawn in (IID, SWOR):
+        with pytest.raises(ValueError, match=f"SimpleNamespace drops .* drawn {drawn.name} would be biased"):
+            tree_drafter(M_S, pruning, drawn)
+    tree_drafter(M_S, pruning, POINT)
+
+
+# ---- the enumeration itself -----------------------------------------------------------------------------
+
+
+def test_law_of_a_biased_die():
+    die = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+    assert law(lambda coins: coins.choose(3 * die)) == pytest.approx({0: 0.5, 2: 0.3, 3: 0.2}, abs=1e-15)
+    two = law(lambda coins: coins.choose(die) + coins.choose(die))
+    assert two == pytest.approx({0: 0.25, 2: 0.3, 3: 0.2, 4: 0.09, 5: 0.12, 6: 0.04}, abs=1e-15)
+
+
+def test_law_follows_coins_whose_use_depends_on_outcomes():
+    def waits(coins):
+        for turn in range(3):
+            if coins.accept(0.25 + turn / 4):
+                return turn
+        return 3 + coins.choose(torch.tensor([0.5, 0.5]))
+
+    expected = {0: 1 / 4, 1: 3 / 4 * 1 / 2, 2: 3 / 8 * 3 / 4, 3: 3 / 64, 4: 3 / 64}
+    assert law(waits) == pytest.approx(expected, abs=1e-15)
+
+
+def test_law_catches_a_function_that_tosses_until_it_likes_the_result():
+    def fair(coins):
+        return coins.accept(0.5)
+
+    def vain(coins):
+        return coins.accept(0.5) or coins.accept(0.5)  # a second coin only where the first came up tails
+
+    assert total_variation(law(fair), {True: 0.5, False: 0.5}) == 0
+    assert total_variation(law(vain), law(fair)) == pytest.approx(0.25)
+
+
+def test_law_visits_only_what_is_possible():
+    calls = []
+
+    def certain(coins):
+        calls.append(coins)
+        return coins.accept(0.0), coins.accept(1.0), coins.choose(torch.tensor([0.0, 2.0]))
+
+    assert law(certain) == {(False, True, 1): 1.0}
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("drawn", Drawn)
+def test_laws_sum_to_one(drawn):
+    for p, q in WORLDS.values():
+        drafter = tree_drafter(q, kary(2, 1), drawn)
+        assert sum(output_law(drafter, one_hot, p, depth=2).values()) == pytest.approx(1, abs=1e-12)
+        assert sum(accepted_law(drafter, one_hot, p, depth=2).values()) == pytest.approx(1, abs=1e-12)
+        assert sum(joint(p, 3).values()) == pytest.approx(1, abs=1e-12)
+
+
+def test_joint_is_the_product_of_conditionals():
+    p = RANDOM[0][0]
+    expected = {(x, y): float(p(())[x] * p((x,))[y]) for x, y in product(range(3), repeat=2)}
+    assert joint(p, 2) == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("probability", [-0.01, 1.01, float("nan")])
+def test_law_refuses_probabilities_outside_zero_to_one(probability):
+    with pytest.raises(ValueError, match=f"accept coin was given probability {probability}, outside 0..1"):
+        law(lambda coins: coins.accept(probability))
+
+
+def test_law_refuses_to_choose_without_mass():
+    with pytest.raises(ValueError, match="without mass"):
+        law(lambda coins: coins.choose(torch.zeros(3)))
+
+
+def test_law_tolerates_rounding_at_the_ends():
+    assert law(lambda coins: coins.accept(1 + 1e-13)) == {True: 1.0}
+    assert law(lambda coins: coins.accept(-1e-13)) == {False: 1.0}
+
+
+def test_total_variation_and_expectation():
+    a, b = {"x": 0.5, "y": 0.5}, {"y": 0.25, "z": 0.75}
+    assert total_variation(a, b) == total_variation(b, a) == 0.75
+    assert total_variation(a, a) == 0
+    assert expectation({1: 0.25, 3: 0.75}, lambda x: 10 * x) == 25

@@ -1,0 +1,290 @@
+"""Figures: the tables they are drawn from are exact; the drawing is checked for what can be counted."""
+
+import matplotlib
+
+matplotlib.use("agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+
+from specnb import assets, figures, growth
+from specnb.decode import Step
+from specnb.tree import Draft, Drawn, TokenTree
+from specnb.verifiers import Trial, Verdict
+
+# root 0 ─┬─ 1 ─┬─ 3
+#         │     └─ 4
+#         └─ 2
+TREE = TokenTree([7, 1, 2, 3, 4], [-1, 0, 0, 1, 1])
+TOP_DOWN = Verdict((1,), 5, (Trial(1, 0.9, True), Trial(3, 0.2, False), Trial(4, 0.1, False)))
+BOTTOM_UP = Verdict((1, 4), 5, (Trial(3, 0.2, False), Trial(4, 0.6, True)))
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def draft(tree=TREE, vocabulary=9) -> Draft:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.rand(len(tree), vocabulary, generator=generator).softmax(-1)
+    return Draft(tree, q, Drawn.SWOR)
+
+
+def shape(paths) -> TokenTree:
+    return TokenTree.from_paths(paths)
+
+
+def states(verdict, upto=None, **options) -> list[str]:
+    return figures.tree_table(draft(), verdict, upto=upto, **options)["state"].tolist()
+
+
+def step(verdict=TOP_DOWN, tokens=(1, 5), index=0, tree=TREE) -> Step:
+    seconds = {"draft": 0.001, "target": 0.02, "verify": 0.002, "commit": 0.001}
+    return Step(index, 4, draft(tree), None, verdict, tokens, seconds)
+
+
+# ---- tables ---------------------------------------------------------------------------------------------
+
+
+def test_layout_puts_leaves_in_drawing_order_and_the_next_token_last():
+    table = figures.tree_table(draft(), TOP_DOWN)
+    assert table["x"].tolist() == [2.0, 1.0, 3.0, 0.0, 1.0, 2.0]
+    assert table["y"].tolist() == [0.0, -1.0, -1.0, -2.0, -2.0, -2.0]
+    assert table["depth"].tolist() == [0, 1, 1, 2, 2, 2]
+    assert table.iloc[-1][["node", "parent", "token", "label"]].tolist() == [5, 1, 5, "5"]
+
+
+def test_columns_and_a_draft_without_verdict():
+    table = figures.tree_table(Draft(TREE))
+    names = ["node", "parent", "depth", "token", "label", "state", "x", "y", "p", "q", "trial_probability"]
+    assert table.columns.tolist() == names
+    assert table["state"].tolist() == ["root"] + ["unvisited"] * 4
+    assert table[["p", "q", "trial_probability"]].isna().all().all()
+
+
+def test_states_follow_the_trials_one_by_one():
+    assert states(TOP_DOWN, 0) == ["root"] + ["unvisited"] * 4
+    assert states(TOP_DOWN, 1) == ["root", "accepted", "unvisited", "unvisited", "unvisited"]
+    assert states(TOP_DOWN, 2) == ["root", "accepted", "unvisited", "rejected", "unvisited"]
+    whole = ["root", "accepted", "unvisited", "rejected", "rejected", "recovered"]
+    assert states(TOP_DOWN, 3) == states(TOP_DOWN) == whole
+
+
+def test_a_leaf_accepted_bottom_up_brings_its_ancestors():
+    assert states(BOTTOM_UP, 1) == ["root", "unvisited", "unvisited", "rejected", "unvisited"]
+    assert states(BOTTOM_UP) == ["root", "accepted", "unvisited", "rejected", "accepted", "bonus"]
+    more = Verdict((1, 4), 5, (*BOTTOM_UP.trials, Trial(2, 0.5, False)))
+    assert states(more, 2) == ["root", "accepted", "unvisited", "rejected", "accepted"]
+
+
+def test_auxiliary_children_are_no_candidates():
+    auxiliary = torch.tensor([False, False, False, True, True])
+    table = figures.tree_table(Draft(TREE, auxiliary=auxiliary), Verdict((1,), 5, (Trial(1, 1.0, True),)))
+    assert table["state"].tolist() == ["root", "accepted", "unvisited", "auxiliary", "auxiliary", "bonus"]
+
+
+def test_a_step_without_draft_commits_a_bonus():
+    table = figures.tree_table(Draft(TokenTree([7], [-1])), Verdict((), 5), upto=0)
+    assert table["state"].tolist() == ["root", "bonus"]
+
+
+def test_positions_do_not_depend_on_upto():
+    whole = figures.tree_table(draft(), TOP_DOWN)
+    for upto in range(3):
+        part = figures.tree_table(draft(), TOP_DOWN, upto=upto)
+        assert part[["x", "y"]].equals(whole[["x", "y"]].iloc[:5])
+        assert part.attrs["size"] == whole.attrs["size"] == (4.0, 3)
+
+
+def test_probabilities_are_those_of_the_token_given_its_parent():
+    d, p = draft(), torch.rand(5, 9).softmax(-1)
+    table = figures.tree_table(d, TOP_DOWN, p=p)
+    assert np.isnan(table["p"][0])
+    assert np.isnan(table["q"][5])
+    np.testing.assert_allclose(table["p"][1:], p[[0, 0, 1, 1, 1], [1, 2, 3, 4, 5]])
+    np.testing.assert_allclose(table["q"][1:5], d.q[[0, 0, 1, 1], [1, 2, 3, 4]])
+    assert table["trial_probability"].tolist()[3:5] == [0.2, 0.1]
+    assert np.isnan(table["trial_probability"][2])
+
+
+def test_reduced_vocabulary():
+    q = torch.tensor([[0.5, 0.3, 0.2]] * 3)
+    reduced = Draft(TokenTree([7, 40, 10], [-1, 0, 0]), q, Drawn.SWOR, ids=torch.tensor([10, 20, 40]))
+    np.testing.assert_allclose(figures.tree_table(reduced)["q"][1:], [0.2, 0.5])
+
+
+def test_labels_from_a_function_or_a_list():
+    assert figures.tree_table(draft(), TOP_DOWN, labels=lambda ts: [f"<{t}>" for t in ts])["label"][5] == "<5>"
+    assert figures.tree_table(draft(), TOP_DOWN, labels=list("abcde"))["label"].tolist() == [*"abcde", "5"]
+    assert figures.tree_table(draft(), TOP_DOWN, labels=list("abcdef"), upto=1)["label"].tolist() == list("abcde")
+    with pytest.raises(ValueError, match="each of 5 nodes, got 3"):
+        figures.tree_table(draft(), TOP_DOWN, labels=list("abc"))
+
+
+@pytest.mark.parametrize("upto", [-1, 4])
+def test_upto_out_of_range(upto):
+    with pytest.raises(ValueError, match=r"0\.\.3"):
+        figures.tree_table(draft(), TOP_DOWN, upto=upto)
+
+
+# ---- drawings -------------------------------------------------------------------------------------------
+
+SHAPES = {
+    "1": TokenTree([0], [-1]),
+    "3": TREE.keep([1, 2]),
+    "7": TokenTree.kary(2, 2),
+    "26": shape(growth.EAGLE_25.paths),
+    "64": shape(growth.MEDUSA_63.paths),
+    "chain of 64": TokenTree.chain(range(64)),
+}
+AWKWARD = ["$x$", "日本", "␣photosynthesis", "a\tb", "<|im_end|>", "⏎", "_{", "%", ""]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_every_label_is_drawn_inside_the_axes_and_large_enough(name, probabilities):
+    tree = SHAPES[name]
+    labels = [AWKWARD[i % len(AWKWARD)] for i in range(len(tree))]
+    p = torch.full((len(tree), 64), 1 / 64)
+    table = figures.tree_table(Draft(tree), p=p, labels=labels)
+    with plt.rc_context(figures.STYLE):
+        ax = figures.draw_tree(table, probabilities=probabilities, highlight=0)
+        figures.legend(ax)
+        ax.figure.canvas.draw()
+    assert isinstance(ax, Axes)
+    assert len(ax.texts) == len(tree)
+    frame = ax.get_window_extent().padded(12)
+    for text in ax.texts:
+        box = text.get_window_extent()
+        assert text.get_fontsize() >= 7
+        assert frame.contains(box.x0, box.y0), text.get_text()
+        assert frame.contains(box.x1, box.y1), text.get_text()
+
+
+@pytest.mark.parametrize("name", ["7", "26", "64", "chain of 64"])
+def test_labels_do_not_overlap(name):
+    tree = SHAPES[name]
+    labels = ["␣photosynthesis"] * len(tree)
+    with plt.rc_context(figures.STYLE):
+        ax = figures.draw_tree(figures.tree_table(Draft(tree), labels=labels))
+        boxes = [text.get_window_extent() for text in ax.texts]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_missing_glyphs_are_replaced_not_warned_about(recwarn):
+    assert figures.drawable("a日$\n␣") == "a▯$▯␣"
+    figures.png(figures.draw_tree(figures.tree_table(Draft(TREE), labels=AWKWARD[:5])).figure)
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
+
+
+def test_states_differ_without_colour():
+    seen = {(look.marker, look.outline, look.sign is not None, look.scale) for look in figures.LOOKS.values()}
+    assert len(seen) == len(figures.LOOKS)
+    assert len({figures.LOOKS[state].underline for state in ("accepted", "recovered", "bonus")}) == 3
+
+
+def test_states_differ_for_dichromats():
+    def seen(colour, matrix):  # Viénot, Brettel, Mollon 1999, in linear light
+        linear = np.power(to_rgb(colour), 2.2)
+        return np.power(np.clip(matrix @ linear, 0, 1), 1 / 2.2)
+
+    protan = np.array([[0.1124, 0.8876, 0], [0.1124, 0.8876, 0], [0.004, -0.004, 1]])
+    deutan = np.array([[0.2928, 0.7072, 0], [0.2928, 0.7072, 0], [-0.0223, 0.0223, 1]])
+    chosen = [figures.COLOURS[s] for s in ("accepted", "rejected", "recovered", "bonus")]
+    for matrix in (protan, deutan):
+        points = [seen(colour, matrix) for colour in chosen]
+        gaps = [np.linalg.norm(a - b) for i, a in enumerate(points) for b in points[:i]]
+        assert min(gaps) > 0.1
+
+
+def test_mask_marks_exactly_what_is_visible():
+    ax = figures.draw_mask(TREE, 2, labels=list("abcde"))
+    marks = {tuple(map(int, point)) for point in ax.collections[0].get_offsets()}  # (column, row)
+    ancestors = {(a + 2, i) for i in range(5) for a in (0, *TREE.path(i))}
+    assert marks == ancestors | {(column, row) for column in (0, 1) for row in range(5)}
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", *"abcde"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == list("abcde")
+
+
+def test_mask_condenses_a_long_prefix():
+    labels = [t.get_text() for t in figures.draw_mask(TREE, 500).get_xticklabels()]
+    assert labels == ["0", "1", "2", "…", "498", "499", "7", "1", "2", "3", "4"]
+
+
+def test_timeline():
+    steps = [step(index=i) for i in range(3)]
+    table = figures.timeline_table(steps)
+    assert table.columns.tolist() == ["step", "draft", "target", "verify", "commit", "tokens"]
+    assert table.iloc[1].tolist() == [1, 1, 20, 2, 1, 2]
+    ax = figures.draw_timeline(steps)
+    assert [bar.get_width() for bar in ax.containers[1]] == [20, 20, 20]
+    assert [text.get_text() for text in ax.texts] == ["+2", "+2", "+2"]
+
+
+def test_lengths_hold_the_counts():
+    ax = figures.draw_lengths([step(), step(), step(BOTTOM_UP, (1, 4, 5))])
+    assert {round(bar.get_x() + 0.4): bar.get_height() for bar in ax.patches} == {1: 2, 2: 1}
+    assert "τ = 2.33" in ax.get_legend().get_texts()[0].get_text()
+
+
+def test_text_is_escaped_marked_and_cut_where_the_step_was():
+    texts = {1: "<b>", 4: "␣&", 5: '"⏎'}
+    pieces = lambda tokens: [texts[t] for t in tokens]  # noqa: E731
+    shown = figures.draw_text([step(BOTTOM_UP, (1, 4, 5)), step(TOP_DOWN, (1, 5)), step(TOP_DOWN, (1,))], pieces)
+    body = shown.split("</div>")[1]
+    assert "<b>" not in shown
+    assert body.count("&lt;b&gt;") == 3
+    assert " &amp;" in body
+    assert "&quot;⏎\n" in body
+    origins = [part.split('"')[0] for part in body.split('title="')[1:]]
+    assert origins == ["accepted", "accepted", "bonus", "accepted", "recovered", "accepted"]
+    assert body.count(">|<") == 2
+
+
+# ---- files ----------------------------------------------------------------------------------------------
+
+
+def test_png_closes_the_figure_and_style_is_readable():
+    before = plt.get_fignums()
+    for _ in range(3):
+        data = figures.png(figures.draw_tree(figures.tree_table(draft(), TOP_DOWN)).figure)
+    assert data.startswith(b"\x89PNG")
+    assert plt.get_fignums() == before
+    assert figures.STYLE["font.size"] >= 12
+    with plt.rc_context():
+        figures.use_style()
+        assert plt.rcParams["figure.facecolor"] == "white"
+
+
+def test_save_is_identical_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(assets, "FIGURES", tmp_path / "figures")
+    files = []
+    for _ in range(2):
+        table = figures.tree_table(draft(), TOP_DOWN)
+        path = figures.save(figures.draw_tree(table), "tree", table)
+        files.append({file.name: file.read_bytes() for file in path.parent.iterdir()})
+    assert files[0] == files[1]
+    assert sorted(files[0]) == ["tree.csv", "tree.png"]
+    assert b"Software" not in files[0]["tree.png"]
+    assert pd.read_csv(tmp_path / "figures" / "tree.csv")["state"].tolist() == table["state"].tolist()
+    with pytest.raises(ValueError, match="plain file name"):
+        figures.save(plt.figure(), "a/b", table)
+
+
+def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(assets, "FIGURES", tmp_path)
+    data = pd.Series([1, 2], index=["a", "b"], name="n").rename_axis("key")
+    figures.save(plt.figure(), "f", data)
+    old = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert (tmp_path / "f.csv").read_text() == "key,n\na,1\nb,2\n"
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError, match="disk"):
+        figures.save(plt.figure(), "f", data)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == old

@@ -1,0 +1,138 @@
+"""The engine: a tree forward says what path-by-path forwards say, and the cache holds what it should."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import FAMILIES, VOCABULARY, llama, trees
+from transformers import DynamicCache
+
+from specnb import masks
+from specnb.target import Target
+from specnb.tree import TokenTree
+
+MODELS = {name: make() for name, make in FAMILIES.items()}
+
+
+@torch.no_grad()
+def path_by_path(model, prefix, tree):
+    """(n, V) logits after each node, from plain forwards over prefix + path: no cache, no tree mask."""
+    rows = {}
+    for leaf in tree.leaves:
+        logits = model(torch.tensor([[*prefix, tree.token_list[0], *tree.path_tokens(leaf)]])).logits[0]
+        rows.update(zip((0, *tree.path(leaf)), logits[len(prefix) :], strict=True))
+    return torch.stack([rows[node] for node in range(len(tree))])
+
+
+@torch.no_grad()
+def check_cache(target, committed):
+    """The cache holds exactly the keys and values that plain decoding of these tokens leaves behind."""
+    assert target.cache.length == len(committed)
+    assert target.cache.pending == 0
+    if committed:
+        plain = DynamicCache()
+        target.model(torch.tensor([committed]), past_key_values=plain, use_cache=True)
+        for ours, theirs in zip(target.cache.layers, plain.layers, strict=True):
+            torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(ours.values, theirs.values, atol=1e-5, rtol=1e-5)
+
+
+def run(model, prefix, forest, picks):
+    """Score and commit several trees one after the other, checking logits and cache at every turn."""
+    target = Target(model)
+    target.prefill(prefix)
+    committed = list(prefix)
+    for tree, pick in zip(forest, picks, strict=True):
+        logits = target.forward(tree).logits
+        torch.testing.assert_close(logits, path_by_path(model, committed, tree), atol=1e-5, rtol=1e-5)
+        path = tree.path(pick % len(tree))
+        target.commit(path)
+        committed += [tree.token_list[node] for node in (0, *path)]
+        check_cache(target, committed)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@given(
+    prefix=st.lists(st.integers(0, VOCABULARY - 1), max_size=6),
+    forest=st.lists(trees(), min_size=1, max_size=3),
+    picks=st.lists(st.integers(0, 99), min_size=3, max_size=3),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_tree_forward_equals_path_by_path(family, prefix, forest, picks):
+    run(MODELS[family], prefix, forest, picks[: len(forest)])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("prefix_length", [0, 9])
+def test_tree_forward_of_the_real_model(smollm2, prefix_length):
+    generator = torch.Generator().manual_seed(prefix_length)
+    prefix = torch.randint(49152, (prefix_length,), generator=generator).tolist()
+    forest = []
+    for n in (9, 1, 6):
+        parents = [-1] + [int(torch.randint(i, (), generator=generator)) for i in range(1, n)]
+        forest.append(TokenTree(torch.randint(49152, (n,), generator=generator).tolist(), parents))
+    target = Target(smollm2.target)
+    target.prefill(prefix)
+    committed = list(prefix)
+    for tree in forest:
+        logits = target.forward(tree).logits
+        expected = path_by_path(smollm2.target, committed, tree)
+        # Logits reach 20: 1e-5 of that scale is what float32 resolves over 30 layers.
+        assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+        path = tree.path(len(tree) - 1)
+        target.commit(path)
+        committed += [tree.token_list[node] for node in (0, *path)]
+
+
+def test_a_wrong_mask_is_noticed(monkeypatch):
+    """Negative control: let every node see all others, and the comparison above must fail."""
+    everything = lambda tree, length: torch.ones(len(tree), length + len(tree), dtype=torch.bool)  # noqa: E731
+    monkeypatch.setattr(masks, "visible", everything)
+    with pytest.raises(AssertionError):
+        run(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 1])], [3])
+
+
+def test_wrong_positions_are_noticed(monkeypatch):
+    """Negative control: consecutive position ids (DynaTree's published code) must fail too."""
+    monkeypatch.setattr(masks, "positions", lambda tree, length: (length + torch.arange(len(tree)))[None])
+    with pytest.raises(AssertionError):
+        run(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 1])], [3])
+
+
+def test_a_wrong_gather_is_noticed(monkeypatch):
+    """Negative control: keep the first slots instead of the path's, and the cache check must fail."""
+    from specnb.cache import TreeCache
+
+    right = TreeCache.commit
+    monkeypatch.setattr(TreeCache, "commit", lambda self, slots: right(self, range(len(slots))))
+    with pytest.raises(AssertionError):
+        run(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 2])], [3])
+
+
+def test_hidden_states_ride_along():
+    target = Target(llama(), hidden_layers=(1, -1))
+    hidden = target.prefill([3, 1, 4])
+    assert {layer: tuple(rows.shape) for layer, rows in hidden.items()} == {1: (3, 32), -1: (3, 32)}
+    scores = target.forward(TokenTree([1, 5, 9], [-1, 0, 0]))
+    assert {layer: tuple(rows.shape) for layer, rows in scores.hidden.items()} == {1: (3, 32), -1: (3, 32)}
+    torch.testing.assert_close(target.model.lm_head(scores.hidden[-1]), scores.logits)
+
+
+def test_bad_input_is_refused_before_any_forward():
+    target = Target(llama())
+    with pytest.raises(ValueError, match="token id 50 is outside the model's vocabulary of 50"):
+        target.prefill([1, 50])
+    with pytest.raises(ValueError, match="do not fit the context of 128"):
+        target.prefill([1] * 128)
+    target.prefill([1] * 126)
+    with pytest.raises(ValueError, match="126 committed tokens and a tree of depth 2 do not fit"):
+        target.forward(TokenTree.chain([1, 2, 3]))
+    with pytest.raises(ValueError, match="token id 70 is outside"):
+        target.forward(TokenTree.chain([1, 70]))
+    with pytest.raises(RuntimeError, match="nothing to commit"):
+        target.commit([])
+    target.forward(TokenTree([1, 2, 3], [-1, 0, 0]))
+    with pytest.raises(ValueError, match=r"\(1, 2\) is not a path"):
+        target.commit([1, 2])
+    with pytest.raises(RuntimeError, match="has not been committed"):
+        target.forward(TokenTree([1], [-1]))

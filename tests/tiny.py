@@ -1,0 +1,54 @@
+"""Tiny random models of three families, and random trees: what engine tests run on."""
+
+import torch
+from hypothesis import strategies as st
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from specnb.tree import TokenTree
+
+VOCABULARY = 50
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "initializer_range": 0.2,  # ten times the usual: what a node sees must move its logits
+}
+
+
+def llama(seed: int = 0, **changes) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**{**COMMON, "num_key_value_heads": 2, **changes})).eval()
+
+
+def qwen2(seed: int = 0) -> Qwen2ForCausalLM:
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(Qwen2Config(**COMMON, num_key_value_heads=2)).eval()
+
+
+def gpt_neox(seed: int = 0) -> GPTNeoXForCausalLM:
+    torch.manual_seed(seed)
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**COMMON)).eval()
+
+
+FAMILIES = {"llama": llama, "qwen2": qwen2, "gpt_neox": gpt_neox}
+
+
+@st.composite
+def trees(draw, *, max_nodes: int = 12, vocabulary: int = VOCABULARY) -> TokenTree:
+    """A random TokenTree of up to max_nodes nodes with random tokens."""
+    n = draw(st.integers(1, max_nodes))
+    parents = [-1] + [draw(st.integers(0, i - 1)) for i in range(1, n)]
+    tokens = draw(st.lists(st.integers(0, vocabulary - 1), min_size=n, max_size=n))
+    return TokenTree(tokens, parents)

@@ -1,0 +1,76 @@
+"""Toy worlds small enough to enumerate: laws over three tokens after every prefix, and drafters for them."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specnb.draft_models import TableDraft
+from specnb.drafters import Drafter, TreeDrafter
+from specnb.exact import Model
+from specnb.growth import Growth, Static
+from specnb.sampling import Warp
+from specnb.tree import Draft, Drawn, TokenTree
+
+UNEVEN = Static(((0,), (1,), (0, 0), (0, 1)))  # the first child has two children, the second none
+
+
+def constant(*law: float) -> Model:
+    """The same law at every node."""
+    row = torch.tensor(law, dtype=torch.float64)
+    return lambda prefix: row
+
+
+def random_model(seed: int, zero: bool = False) -> Model:
+    """A random law after every prefix of up to four tokens; zero: one token of each is impossible."""
+    rng = np.random.default_rng(seed)
+    rows = {}
+    for length in range(5):
+        for prefix in product(range(3), repeat=length):
+            law = rng.dirichlet(np.ones(3))
+            law[rng.integers(3)] *= not zero
+            rows[prefix] = torch.tensor(law / law.sum())
+    return rows.__getitem__
+
+
+M_B, M_S = constant(0.3, 0.4, 0.3), constant(0.6, 0.3, 0.1)  # the Traversal paper's target and draft
+RANDOM = [(random_model(2 * i), random_model(2 * i + 1)) for i in range(4)]
+WORLDS = {
+    "paper": (M_B, M_S),
+    **{f"random {i}": world for i, world in enumerate(RANDOM)},
+    "zeros in p": (random_model(10, zero=True), random_model(11)),
+    "zeros in q": (random_model(12), random_model(13, zero=True)),
+    "zeros in both": (random_model(14, zero=True), random_model(15, zero=True)),
+}
+
+
+def warped(model: Model, warp: Warp) -> Model:
+    """The model under temperature, top-k, top-p."""
+    return lambda prefix: warp(model(prefix).log())
+
+
+def reduced(model: Model, ids: Sequence[int]) -> Model:
+    """The model over a reduced vocabulary."""
+    return lambda prefix: model(prefix)[list(ids)] / model(prefix)[list(ids)].sum()
+
+
+def tree_drafter(q: Model, shape: Growth, drawn: Drawn, ids: Sequence[int] | None = None) -> TreeDrafter:
+    """TreeDrafter over q, which is not shown the root; with ids, over q restricted to them."""
+    law = q if ids is None else reduced(q, ids)
+    model = TableDraft(lambda prefix: law(prefix[1:]))
+    model.ids = None if ids is None else torch.tensor(ids)
+    return TreeDrafter(model, shape, drawn)
+
+
+def altered(drafter: Drafter, change: Callable[[Draft], Draft]) -> SimpleNamespace:
+    """A drafter whose drafts go through change."""
+    propose = lambda coins, depth: change(drafter.propose(coins, depth))  # noqa: E731
+    return SimpleNamespace(begin=drafter.begin, propose=propose)
+
+
+def table(model: Model, tree: TokenTree) -> Tensor:
+    """(n, V): the model's law after every node."""
+    return torch.stack([model(tree.path_tokens(node)) for node in range(len(tree))])
