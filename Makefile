@@ -14,7 +14,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 fetch: $(VENV)/.ready           # the embedded model and the prompt sets, into the user cache
-	$(BIN)/python -m specnb.assets
+	$(BIN)/python -m specnb.models
 
 lab: fetch                      # JupyterLab on the first notebook
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb

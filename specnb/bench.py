@@ -1,26 +1,38 @@
 """Side-by-side timing: every method on the same prompts in the same run, next to transformers' own.
 
 A method is a function of a prompt's token ids that returns the new tokens. Methods take turns on each prompt,
-so that a slow minute of the machine hits all of them alike; ratios are paired by prompt.
+so that a slow minute of the machine hits all of them alike; ratios are paired by prompt. On the command line:
+
+    python -m specnb.bench --prompts own:4 humaneval:12 gsm100:12 --out data/results/race_cpu
 """
 
+import argparse
+import json
+import os
 import platform
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
+from pathlib import Path
 
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from specnb import growth, metrics, models, verifiers
+from specnb import prompts as prompt_sets
 from specnb.decode import decode
-from specnb.drafters import Drafter
+from specnb.draft_models import CausalLMDraft
+from specnb.drafters import Drafter, NgramDrafter, TreeDrafter
 from specnb.target import Target
 from specnb.verifiers import Verifier
 
 Method = Callable[[list[int]], list[int]]
+NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
 
 
 def generate(model: PreTrainedModel, *, max_new_tokens: int, **options) -> Method:
@@ -82,6 +94,30 @@ def ratios(frame: pd.DataFrame, baseline: str) -> pd.DataFrame:
     ).loc[frame["method"].drop_duplicates()]
 
 
+def same_text(model: PreTrainedModel, methods: Mapping[str, Method], prompts: Sequence[list[int]]) -> pd.DataFrame:
+    """Compare every method's greedy text with the first method's, by the near-tie rule.
+
+    One row per (prompt, method): equal; else the first differing place and the gap there between the two largest
+    logits of a plain forward. same: equal, or that gap is below float32's rounding noise (NEAR_TIE).
+    """
+    reference, *others = methods
+    rows = []
+    for i, prompt in enumerate(tqdm(prompts, desc="same text", unit="prompt")):
+        right = methods[reference](prompt)
+        for name in others:
+            text = methods[name](prompt)
+            first = next((j for j, (a, b) in enumerate(zip(right, text, strict=False)) if a != b), None)
+            gap = float("inf") if first is None else _gap(model, [*prompt, *right[:first]])
+            rows.append((i, name, text == right, first, gap, text == right or gap < NEAR_TIE))
+    return pd.DataFrame(rows, columns=["prompt", "method", "equal", "first", "gap", "same"])
+
+
+@torch.no_grad()
+def _gap(model: PreTrainedModel, tokens: list[int]) -> float:
+    top = model(torch.tensor([tokens], device=model.device)).logits[0, -1].float().topk(2).values
+    return float(top[0] - top[1])
+
+
 def provenance(command: str) -> dict[str, str]:
     """Where a recorded number comes from: device, versions, command, date."""
     cuda = torch.cuda.is_available()
@@ -95,6 +131,83 @@ def provenance(command: str) -> dict[str, str]:
     }
 
 
+def choose(name: str, count: int) -> pd.DataFrame:
+    """The first prompts of a set: count of each task (of each domain, for the own set)."""
+    return prompt_sets.load(name).groupby("task", sort=False).head(count)
+
+
+def peers(pair: models.Pair, *, max_new_tokens: int, self_draft: bool = False) -> dict[str, Method]:
+    """The methods that need no trained draft: transformers' generate and prompt lookup, our n-gram tree.
+
+    self_draft adds the target as its own draft (chain of 7): no speed-up, but it must accept everything.
+    """
+    model = pair.target
+    chain = TreeDrafter(CausalLMDraft(model), growth.chain(7))
+    own = {"self draft": speculative(model, chain, verifiers.greedy, max_new_tokens=max_new_tokens)}
+    return {
+        "generate": generate(model, max_new_tokens=max_new_tokens),
+        "prompt lookup": generate(model, max_new_tokens=max_new_tokens, prompt_lookup_num_tokens=10),
+        "n-gram tree": speculative(model, NgramDrafter(), verifiers.greedy, max_new_tokens=max_new_tokens),
+        **(own if self_draft else {}),
+    }
+
+
+def overhead(pair: models.Pair, prompts: Sequence[list[int]], *, max_new_tokens: int) -> float:
+    """Share of a step that our loop spends outside the model's forward (n-gram tree, median over steps)."""
+    target, rows = Target(pair.target), []
+    for prompt in prompts:
+        out = decode(target, NgramDrafter(), verifiers.greedy, prompt, max_new_tokens=max_new_tokens)
+        rows += [1 - s.seconds["target"] / sum(s.seconds.values()) for s in metrics.all_steps(out) if s.index > 0]
+    return float(pd.Series(rows).median())
+
+
+def record(frame: pd.DataFrame, out: str | Path, **facts) -> None:
+    """Write OUT.csv, and OUT.json with the provenance and further facts; each appears only when complete."""
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]])
+    texts = {
+        ".csv": frame.to_csv(index=False, float_format="%.5g"),
+        ".json": json.dumps({**provenance(command), **facts}, indent=1),
+    }
+    for suffix, text in texts.items():
+        part = out.with_suffix(f"{suffix}.part")
+        part.write_text(text + "\n" * (suffix == ".json"))
+        os.replace(part, out.with_suffix(suffix))
+
+
+def main() -> None:
+    """Time the peers on chosen prompts, or compare their texts, and record the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", default=models.EMBEDDED)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--prompts", nargs="+", default=["own:4"], help="SET:COUNT per task, e.g. own:4 gsm100:12")
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--texts", action="store_true", help="compare greedy texts instead of speed")
+    parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
+    options = parser.parse_args()
+    pair = models.load_pair(options.pair, dtype=options.dtype)
+    chosen = pd.concat([choose(name, int(count)) for name, count in (p.split(":") for p in options.prompts)])
+    ids = [pair.encode(text) for text in chosen["text"]]
+    methods = peers(pair, max_new_tokens=options.tokens, self_draft=options.texts)
+    if options.texts:
+        frame = same_text(pair.target, methods, ids)
+        frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
+        record(frame, options.out, pair=options.pair, dtype=options.dtype, new_tokens=options.tokens)
+        print(frame.groupby("method", sort=False)[["equal", "same"]].agg(["sum", "size"]).to_string())
+        return
+    frame = race(methods, ids, repetitions=options.repetitions)
+    frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
+    share = overhead(pair, ids[:6], max_new_tokens=options.tokens)
+    record(frame, options.out, pair=options.pair, dtype=options.dtype, new_tokens=options.tokens, loop_overhead=share)
+    print(ratios(frame, "generate").round(2).to_string(), f"loop outside the forward: {share:.1%} of a step", sep="\n")
+
+
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -40,15 +40,19 @@ class DraftModel(Protocol):
 class CausalLMDraft:
     """Any transformers causal language model as draft, with a KV cache of its own.
 
+    vocabulary: the target's number of logits, where it differs from the draft's although both share a tokenizer
+    (Qwen2.5 pads its models differently): surplus columns are cut, missing ones are declared through ids.
     Accepted tokens are kept in its cache, never recomputed; the next step feeds what it has not seen yet
     (the last accepted leaf, if it was never expanded, and the new root) in one forward.
     """
 
-    ids = None
     hidden_layers = ()
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, *, vocabulary: int | None = None):
         self.model = model.eval()
+        own = model.config.get_text_config().vocab_size
+        self.columns = min(own, vocabulary or own)
+        self.ids = torch.arange(own) if vocabulary and own < vocabulary else None
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         check_tokens(prefix, self.model.config.get_text_config().vocab_size)
@@ -106,7 +110,7 @@ class CausalLMDraft:
             use_cache=True,
             **kwargs,
         )
-        return out.logits[0]
+        return out.logits[0, :, : self.columns]
 
 
 class TableDraft:

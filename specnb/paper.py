@@ -139,9 +139,7 @@ def same_trend(paper_values, our_values, *, paper_error: float = 0.0, our_error:
     return _moves(paper_values, paper_error) == _moves(our_values, our_error)
 
 
-def same_optimum(
-    paper_values, our_values, *, best=max, paper_error: float = 0.0, our_error: float = 0.0
-) -> bool:
+def same_optimum(paper_values, our_values, *, best=max, paper_error: float = 0.0, our_error: float = 0.0) -> bool:
     """Whether a common place holds the best value of both, ties within error; best is max or min.
 
     Values pair by key if both sides have keys, else by place. False if one side is flat within its error.
@@ -156,8 +154,7 @@ def same_optimum(
 
 def render(comparison: pd.DataFrame, digits: int = 2) -> "Rendered":
     """A comparison as a notebook table, numbers rounded; sign and word tell the verdict, not colour alone."""
-    with pd.option_context("display.max_colwidth", None):
-        html = _rounded(comparison, digits).to_html(index=False, border=0, justify="left")
+    html = _rounded(comparison, digits).to_html(index=False, border=0, justify="left")
     for verdict, colour in COLOURS.items():
         cell, style = (
             f"{SIGNS[verdict]} {verdict}</td>",
@@ -251,10 +248,7 @@ def _rounded(comparison: pd.DataFrame, digits: int) -> pd.DataFrame:
         text = f"{x:{sign}z.{digits}f}"
         return "–" if math.isnan(x) else text.rstrip("0").rstrip(".") if "." in text else text
 
-    cells = {
-        name: [number(x, "+" if name == "Δ" else "") for x in comparison[name]]
-        for name in ("paper", "ours", "Δ")
-    }
+    cells = {name: [number(x, "+" if name == "Δ" else "") for x in comparison[name]] for name in ("paper", "ours", "Δ")}
     return comparison.assign(verdict=[f"{SIGNS[v]} {v}" for v in comparison.verdict], **cells)
 
 

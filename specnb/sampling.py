@@ -33,10 +33,11 @@ class Warp:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """(..., V) logits → (..., V) probabilities, float32 (float64 if the logits are)."""
+        kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
         if self.temperature == 0:
-            out = torch.zeros(logits.shape, device=logits.device)
+            out = torch.zeros(logits.shape, dtype=kind, device=logits.device)
             return out.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        logits = (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
+        logits = logits.to(kind) / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -torch.inf)
@@ -76,7 +77,7 @@ class RandomCoins:
     """
 
     def __init__(self, seed: int = 0, purpose: int = 0):
-        sequence = np.random.SeedSequence([seed, purpose])
+        sequence = np.random.SeedSequence(seed, spawn_key=(purpose,))
         self._accept, self._choose = (np.random.default_rng(s) for s in sequence.spawn(2))
         self.uniforms: list[float] = []
 

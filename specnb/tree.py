@@ -92,13 +92,17 @@ class TokenTree:
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root (excluded) down to the given node (included); () for the root."""
-        if not 0 <= node < len(self):
-            raise ValueError(f"node {node} is not in this tree of {len(self)} nodes")
+        self._check([node])
         nodes = []
         while node > 0:
             nodes.append(node)
             node = self.parent_list[node]
         return tuple(reversed(nodes))
+
+    def _check(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            if not 0 <= node < len(self):
+                raise ValueError(f"node {node} is not in this tree of {len(self)} nodes")
 
     def path_tokens(self, node: int) -> tuple[int, ...]:
         """Tokens along ``path(node)``."""
@@ -141,6 +145,7 @@ class TokenTree:
     def keep(self, nodes: Iterable[int]) -> "TokenTree":
         """The tree of the given nodes, in index order; ValueError if a kept node's parent is left out."""
         kept = sorted(set(nodes) | {0})
+        self._check(kept)
         new = {old: i for i, old in enumerate(kept)}
         for old in kept[1:]:
             if self.parent_list[old] not in new:
@@ -151,12 +156,14 @@ class TokenTree:
     def without(self, nodes: Iterable[int]) -> "TokenTree":
         """The tree with the given nodes and everything below them removed."""
         gone = set(nodes)
+        self._check(gone)
         if 0 in gone:
             raise ValueError("the root cannot be removed")
         return self.keep(i for i in range(len(self)) if gone.isdisjoint(self.path(i)))
 
     def subtree(self, node: int) -> "TokenTree":
         """The tree whose root is the given node."""
+        self._check([node])
         inside = self.ancestors[:, node].nonzero().flatten().tolist()
         new = {old: i for i, old in enumerate(inside)}
         parents = [-1] + [new[self.parent_list[old]] for old in inside[1:]]
@@ -184,7 +191,8 @@ class Draft:
 
     q: (n, V) float32 or wider, q[i] is the law node i's children were drawn from (rows of leaves are not read);
        None for a POINT draft. Over a reduced vocabulary q is (n, V_d) and ids (V_d,) int64, sorted, says which.
-    auxiliary: (n,) bool, nodes that ride the forward pass but never stand for election.
+    auxiliary: (n,) bool, nodes that ride the forward pass but never stand for election. They must be extra nodes:
+       to take a child that was drawn from q out of the election would bias the output.
     scores: (n,) the drafter's own probability of each path, for growth, figures and calibration.
     Raises ValueError on shapes that do not fit, and on an elected node below an auxiliary one.
     """
@@ -200,16 +208,25 @@ class Draft:
         n = len(self.tree)
         if self.q is None and self.drawn is not Drawn.POINT:
             raise ValueError(f"a draft drawn {self.drawn.name} needs q, the law its children were drawn from")
-        if self.q is not None and (self.q.dim() != 2 or len(self.q) != n or self.q.dtype.itemsize < 4):
+        if self.q is not None and (self.q.shape[:1] != (n,) or self.q.dim() != 2 or not _wide(self.q)):
             raise ValueError(
                 f"q must be float32 or wider of shape ({n}, V), one row per node, "
                 f"got {self.q.dtype} {tuple(self.q.shape)}"
             )
-        if self.ids is not None and (self.q is None or len(self.ids) != self.q.shape[1]):
-            raise ValueError("ids must name one token id per column of q")
+        if self.ids is not None:
+            columns = 0 if self.q is None else self.q.shape[1]
+            if self.ids.dtype != torch.int64 or len(self.ids) != columns or (self.ids.diff() <= 0).any():
+                raise ValueError(
+                    f"ids must be int64, rising, one token id per column of q ({columns}), "
+                    f"got {len(self.ids)} of {self.ids.dtype}"
+                )
+        if self.scores is not None and self.scores.shape != (n,):
+            raise ValueError(f"scores must have shape ({n},), got {tuple(self.scores.shape)}")
         if self.auxiliary is not None:
             if self.auxiliary.shape != (n,) or self.auxiliary.dtype != torch.bool:
-                raise ValueError(f"auxiliary must be bool of shape ({n},), got {tuple(self.auxiliary.shape)}")
+                raise ValueError(
+                    f"auxiliary must be bool of shape ({n},), got {self.auxiliary.dtype} {tuple(self.auxiliary.shape)}"
+                )
             flags = self.auxiliary.tolist()
             if flags[0] or any(flags[parent] and not flags[i] for i, parent in enumerate(self.tree.parent_list) if i):
                 raise ValueError("the root, and any node with an elected child, cannot be auxiliary")
@@ -230,7 +247,8 @@ class Draft:
         columns = torch.searchsorted(self.ids, self.tree.tokens).clamp_max(len(self.ids) - 1)
         missing = (self.ids[columns] != self.tree.tokens)[1:]
         if missing.any():
-            raise ValueError("a drafted token is not in the draft's reduced vocabulary")
+            bad = self.tree.token_list[1 + int(missing.nonzero()[0])]
+            raise ValueError(f"drafted token {bad} is not among the {len(self.ids)} ids of the draft's vocabulary")
         return columns
 
     def law(self, node: int, vocabulary: int) -> Tensor:
@@ -239,3 +257,7 @@ class Draft:
         if self.ids is not None:
             row = torch.zeros(vocabulary, dtype=torch.float64).index_copy_(0, self.ids, row)
         return row / row.sum()
+
+
+def _wide(values: Tensor) -> bool:
+    return values.is_floating_point() and values.dtype.itemsize >= 4

@@ -202,11 +202,15 @@ def _need(draft: Draft, drawn: Drawn, name: str, other: str) -> None:
 def check(draft: Draft, p: Tensor) -> None:
     """ValueError unless p has one row per node of the draft and a column for every drafted token."""
     n = len(draft.tree)
-    if p.dim() != 2 or len(p) != n or p.dtype.itemsize < 4:
+    if p.dim() != 2 or len(p) != n or not p.is_floating_point() or p.dtype.itemsize < 4:
         raise ValueError(f"p must be float32 or wider of shape ({n}, V), got {p.dtype} {tuple(p.shape)}")
     if max(draft.tree.token_list) >= p.shape[1]:
         bad = max(draft.tree.token_list)
         raise ValueError(f"the draft holds token id {bad}, the target's vocabulary ends at {p.shape[1] - 1}")
+    if draft.ids is not None and int(draft.ids[-1]) >= p.shape[1]:
+        raise ValueError(
+            f"the draft's ids reach {int(draft.ids[-1])}, the target's vocabulary ends at {p.shape[1] - 1}"
+        )
     if draft.q is not None and draft.ids is None and draft.q.shape[1] != p.shape[1]:
         raise ValueError(
             f"q is over {draft.q.shape[1]} tokens and p over {p.shape[1]}: "

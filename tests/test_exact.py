@@ -109,13 +109,13 @@ def test_every_verifier_is_greedy_at_one_hot_p(verifier, drawn):
 @pytest.mark.parametrize("world", ["paper", "random 3", "zeros in p"])
 def test_lossless_over_a_reduced_vocabulary(world, verifier, drawn):
     p, q = WORLDS[world]
-    drafter = tree_drafter(q, UNEVEN, drawn, ids=[0, 2])
+    drafter = tree_drafter(q, UNEVEN, drawn, ids=[1, 2])
     assert bias(drafter, verifier, p, 2) < 1e-12
     if drawn is not POINT:
         drafter.begin((0,), Warp(), {})
         draft = drafter.propose(RandomCoins(), 2)
         assert draft.q.shape == (len(draft.tree), 2)
-        assert set(draft.tree.token_list) <= {0, 2}
+        assert set(draft.tree.token_list[1:]) <= {1, 2}
 
 
 class ByScore:
@@ -139,7 +139,7 @@ def test_a_shape_that_follows_the_draws_is_lossless():
 
 
 @pytest.mark.parametrize(("verifier", "drawn"), [(rrsw, SWOR), (rrs, IID), (one_hot, SWOR)])
-@pytest.mark.parametrize("ids", [None, [0, 2]])
+@pytest.mark.parametrize("ids", [None, [1, 2]])
 def test_a_sampled_draft_of_the_root_alone_is_verified(verifier, drawn, ids):
     """With room for one token nothing is drafted: it happens at the end of every generation."""
     assert bias(tree_drafter(M_S, chain(2), drawn, ids), verifier, M_B, 0) < 1e-12
@@ -149,6 +149,36 @@ def test_a_sampled_draft_of_the_root_alone_is_verified(verifier, drawn, ids):
 def test_by_draw_is_lossless_for_every_draft(drawn):
     p, q = RANDOM[1]
     assert bias(tree_drafter(q, kary(2, 1), drawn), by_draw, p, 1) < 1e-12
+
+
+@pytest.mark.parametrize("drawn", [IID, SWOR])
+def test_q_of_a_draft_is_the_warped_law_after_each_node(drawn):
+    q, warp = RANDOM[0][1], Warp(0.7, top_k=2)
+    drafter = tree_drafter(q, BINARY, drawn)
+    drafter.begin((0,), warp, {})
+    draft = drafter.propose(RandomCoins(), 2)
+    inner = [node for node, below in enumerate(draft.tree.children) if below]
+    assert len(inner) == 3
+    assert torch.allclose(draft.q[inner], table(warped(q, warp), draft.tree)[inner], rtol=0, atol=1e-15)
+
+
+def test_several_steps_are_lossless_and_the_draft_sees_what_was_accepted():
+    p, q = RANDOM[0]
+    drafter = tree_drafter(q, kary(2, 1), SWOR)
+
+    def text(coins):
+        drafter.begin((0,), Warp(), {})
+        tokens = ()
+        while len(tokens) < 3:
+            draft = drafter.propose(coins, 1)
+            assert torch.allclose(draft.q[0], q(tokens), rtol=0, atol=1e-15)
+            rows = torch.stack([p((*tokens, *draft.tree.path_tokens(node))) for node in range(len(draft.tree))])
+            verdict = rrsw(draft, rows, coins)
+            drafter.observe(draft, verdict.path, verdict.next_token, {}, rows)
+            tokens += (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
+        return tokens[:3]
+
+    assert total_variation(law(text), joint(p, 3)) < 1e-12
 
 
 # ---- auxiliary nodes ------------------------------------------------------------------------------------

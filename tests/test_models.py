@@ -13,7 +13,9 @@ from transformers.utils import logging
 
 from specnb import models
 
-TEMPLATE = "{% for turn in messages %}<user>{{ turn['content'] }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+TEMPLATE = (
+    "{% for turn in messages %}<user>{{ turn['content'] }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
     "In 2024 about 1,234,567.89 people paid 3e-4 each; 007 did not.",
@@ -115,7 +117,6 @@ def test_a_name_out_of_reach_is_an_error_of_transformers():
         models.load_pair("no-such-owner/no-such-model", dtype="float32", device="cpu")
 
 
-@pytest.mark.xfail(strict=True, reason="loading turns progress bars on for a user who had turned them off")
 def test_loading_leaves_the_settings_of_transformers_alone(tiny):
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     try:

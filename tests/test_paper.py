@@ -124,9 +124,7 @@ def test_spot_values(name, item, row, column, where, printed):
 def ptd_efficiency_gaps(found: pd.DataFrame) -> int:
     t = wide(found)
     gap = (t.DE - (t.HR * t.AL + 1 - t.HR)).abs()
-    return int(
-        (gap > 0.005 * (1 + t.HR + (t.AL - 1))).sum()
-    )  # half a unit in the last place of DE, AL and HR
+    return int((gap > 0.005 * (1 + t.HR + (t.AL - 1))).sum())  # half a unit in the last place of DE, AL and HR
 
 
 def improvement_gaps(found: pd.DataFrame, base: str, new: str, gain: str, index=("setting", "row")) -> list:
@@ -154,9 +152,7 @@ def ptd_throughput(item: str) -> pd.DataFrame:
     found = paper.select("ptd", item)
     baseline = found[found["row"] == "AR"].set_index("setting")
     methods = found[found["row"] != "AR"]
-    extra = methods[methods["column"] == "TP"].assign(
-        column="AR", value=lambda x: x.setting.map(baseline.value)
-    )
+    extra = methods[methods["column"] == "TP"].assign(column="AR", value=lambda x: x.setting.map(baseline.value))
     return pd.concat([methods, extra.assign(printed=extra.setting.map(baseline.printed))], ignore_index=True)
 
 
@@ -212,9 +208,7 @@ def test_dynatree_speedups_are_ratios_of_throughput():
     assert speedup_gaps(first) == speedup_gaps(third) == 0
     assert speedup_gaps(third.assign(printed=third.printed * 1.02)) == len(third) == 5
     two = wide(paper.select("dynatree", "Table 2"), index=["row"])
-    second = pd.DataFrame(
-        {"fast": two.Throughput, "slow": three.Baseline["Length 500"], "printed": two.Speedup}
-    )
+    second = pd.DataFrame({"fast": two.Throughput, "slow": three.Baseline["Length 500"], "printed": two.Speedup})
     gaps = second.index[[bool(speedup_gaps(second.loc[[row]])) for row in second.index]]
     assert list(gaps) == ["Linear speculative"]  # that row comes from the other harness, with baseline 119.4
 
@@ -258,9 +252,7 @@ def test_tables_of_salf_agree_with_each_other():
 
 
 def test_select_by_row_column_and_setting():
-    found = paper.select(
-        "ptd", "Table 1", dataset="MT-Bench", row=["AR", "PTD"], column="TP", temperature=0.5
-    )
+    found = paper.select("ptd", "Table 1", dataset="MT-Bench", row=["AR", "PTD"], column="TP", temperature=0.5)
     assert set(found["row"]) == {"AR", "PTD"}
     assert set(found.column) == {"TP"}
     assert found.setting.str.contains("dataset=MT-Bench; ").all()
@@ -359,9 +351,7 @@ def test_relative_tolerance_is_of_the_published_value_also_below_zero():
     assert verdict(-10.0, -11.1, tolerance={"rel": 0.1}) == "differs"
 
 
-@pytest.mark.parametrize(
-    "tolerance", [-0.1, math.nan, math.inf, {"rel": -1}, {"abs": 1}, {"rel": 0.1, "abs": 1}, {}]
-)
+@pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf, {"rel": -1}, {"abs": 1}, {"rel": 0.1, "abs": 1}, {}])
 def test_a_bad_tolerance_is_refused(tolerance):
     with pytest.raises(ValueError, match="tolerance is a number"):
         verdict(3.0, 3.0, tolerance=tolerance)
@@ -401,9 +391,7 @@ def test_columns_and_content():
 @pytest.mark.parametrize("shape", [True, False])
 def test_a_difference_without_a_why_is_refused(why, shape):
     with pytest.raises(ValueError, match=r"\('A', 'tau'\): .*needs a why"):
-        paper.compare(
-            PUBLISHED, {("A", "tau"): 9.0}, tolerance=0.1, same_setting=True, shape_holds=shape, why=why
-        )
+        paper.compare(PUBLISHED, {("A", "tau"): 9.0}, tolerance=0.1, same_setting=True, shape_holds=shape, why=why)
 
 
 def test_one_why_goes_to_the_rows_that_owe_it_only():
@@ -422,9 +410,7 @@ def test_ours_as_series_or_table():
     frame = pd.DataFrame({"tau": {"A": 3.0, "B": None}})
     options = {"tolerance": 0.1, "same_setting": True}
     expected = paper.compare(PUBLISHED, ours, **options)
-    pd.testing.assert_frame_equal(
-        paper.compare(PUBLISHED, pd.Series(ours, dtype=object), **options), expected
-    )
+    pd.testing.assert_frame_equal(paper.compare(PUBLISHED, pd.Series(ours, dtype=object), **options), expected)
     pd.testing.assert_frame_equal(paper.compare(PUBLISHED, frame, **options), expected)
 
 

@@ -18,12 +18,10 @@ ROOT = assets.ROOT
 ORDER = [
     "assets", "models", "prompts", "tree", "masks", "cache", "target", "sampling", "verifiers",
     "draft_models", "growth", "drafters", "decode", "hf", "exact", "metrics", "training", "bench", "sweep",
-    "paper", "figures", "widgets",
+    "paper", "tree_figure", "figures", "widgets",
 ]  # fmt: skip
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))
 MOST_LINES = 300
-# The one import upwards: `python -m specnb.assets` also makes the model's copy, inside its main().
-EXCEPTIONS = {("assets", "models")}
 
 
 # --- one list of dependencies
@@ -73,9 +71,7 @@ def test_environment_installs_the_extras_that_exist(project, environment):
     assert set(names) <= set(project["optional-dependencies"])
     assert {"lab", "test"} <= set(names)
     assert extras(["-e .[lab, nosuch]"]) == ["lab", "nosuch"]
-    assert (
-        len(pip_lines(environment)) == 2
-    )  # nothing but torch's pin and the package: pyproject.toml is the one list
+    assert len(pip_lines(environment)) == 2  # nothing but torch's pin and the package: pyproject.toml is the one list
 
 
 def test_environment_python_is_allowed(project, environment):
@@ -96,9 +92,7 @@ def test_makefile_installs_extras_that_exist(project):
 
 TEXT = {".py", ".md", ".yml", ".yaml", ".toml", ".ipynb"}
 # (A path is not inside a word, a URL or a relative path. The pieces keep this file from finding itself.)
-MACHINE = re.compile(
-    r"(?<![\w./~$}-])/(?:" + "|".join(["root", "tmp", "work", r"(?:home|Users)/\w+"]) + r")(?![\w-])"
-)
+MACHINE = re.compile(r"(?<![\w./~$}-])/(?:" + "|".join(["root", "tmp", "work", r"(?:home|Users)/\w+"]) + r")(?![\w-])")
 
 
 def tracked() -> list[Path]:
@@ -174,7 +168,7 @@ def violations(source: str, module: str) -> list[str]:
     for other in sorted(imported(source, module) - {name}):
         if other == "widgets" or (other == "figures" and name != "widgets"):
             wrong.append(f"{module} imports {other}, which only notebooks do")
-        elif ORDER.index(other) > ORDER.index(name) and (module, other) not in EXCEPTIONS:
+        elif ORDER.index(other) > ORDER.index(name):
             wrong.append(f"{module} imports {other}, which comes after it")
     return wrong
 
@@ -187,11 +181,6 @@ def dotted(path: Path) -> str:
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_imports_point_downwards(path):
     assert violations(path.read_text(encoding="utf-8"), dotted(path)) == []
-
-
-def test_the_exceptions_are_still_needed():
-    used = {(m, o) for m, o in EXCEPTIONS if o in imported((ROOT / f"specnb/{m}.py").read_text("utf-8"), m)}
-    assert used == EXCEPTIONS
 
 
 @pytest.mark.parametrize(
@@ -232,7 +221,6 @@ def test_a_wrong_import_is_found(module, source):
         ("widgets", "from specnb import figures, paper"),
         ("tree", "import torch\nfrom decode import x\nimport mypkg.specnb.decode"),
         ("tree", "from specnb import __version__"),
-        ("assets", "def main():\n    from specnb import models"),
     ],
 )
 def test_a_right_import_is_not(module, source):

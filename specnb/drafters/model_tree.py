@@ -41,6 +41,9 @@ class TreeDrafter:
             frontier = [(node, k) for node, k in wanted if tree.depth_list[node] < max_depth]
             if not frontier:
                 break
+            again = {node for node, _ in frontier} & laws.keys()
+            if again or len({node for node, _ in frontier}) < len(frontier):
+                raise ValueError(f"{type(self.growth).__name__} selected a node twice: {[n for n, _ in frontier]}")
             q = self.warp(self.draft_model.expand(tree, [node for node, _ in frontier])).cpu()  # (m, V_d)
             tokens, parents = list(tree.token_list), list(tree.parent_list)
             for (node, k), law in zip(frontier, q, strict=True):

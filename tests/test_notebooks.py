@@ -1,0 +1,117 @@
+"""Guards on the notebook files: what nbval would silently not compare, and what a reader should never meet."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted(ROOT.glob("notebooks/**/[0-9]*.ipynb"))
+LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")
+
+
+def problems(path: Path) -> list[str]:
+    """Everything that is wrong with a notebook file, in words."""
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    ignored = [cell for cell in code if "nbval-ignore-output" in cell.metadata.get("tags", [])]
+    compared = [cell for cell in code if cell not in ignored and cell.outputs]
+    outputs = [output for cell in code for output in cell.outputs]
+    found = []
+    if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
+        found.append("execution counts are not 1..n: nbval would not compare cells without one")
+    if any(output.output_type == "error" for output in outputs):
+        found.append("an error is saved")
+    if any(output.get("name") == "stderr" for output in outputs):
+        found.append("stderr is saved")
+    if len(compared) < 5:
+        found.append(f"only {len(compared)} cells are compared")
+    if any(re.search("NBVAL_", cell.source) for cell in code):
+        found.append("nbval comments: use tags")
+    if set(notebook.metadata) != {"kernelspec", "language_info"} or notebook.metadata.kernelspec.name != "python3":
+        found.append("metadata is not just the kernel python3")
+    if not notebook.cells[0].source.startswith("# "):
+        found.append("the first cell is not a title")
+    if any(len(cell.source.splitlines()) > 10 for cell in code):
+        found.append("a code cell of more than 10 lines")
+    if re.search(r"/(?:home|root|Users|tmp|work)/", json.dumps(outputs)):
+        found.append("an absolute path of a machine is saved")
+    if path.stat().st_size > 1_000_000:
+        found.append(f"{path.stat().st_size} bytes")
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    found += [f"dead link {link}" for link in LINK.findall(text) if not (path.parent / link.split("#")[0]).exists()]
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_sound(path):
+    assert problems(path) == []
+
+
+def test_every_notebook_has_solutions():
+    mains = {path.stem for path in NOTEBOOKS if path.parent.name == "notebooks"}
+    solutions = {path.stem for path in NOTEBOOKS if path.parent.name == "solutions"}
+    assert mains
+    assert solutions == {f"{name}_solutions" for name in mains}
+
+
+def broken(change):
+    """A copy of the first notebook with one change."""
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    change(notebook, [cell for cell in notebook.cells if cell.cell_type == "code"])
+    return notebook
+
+
+def uncount(notebook, code):
+    code[3].execution_count = None
+
+
+def unlink(notebook, code):
+    notebook.cells[0].source += "\n[nowhere](no_such_file.ipynb)"
+
+
+def complain(notebook, code):
+    code[0].outputs = [nbformat.v4.new_output("stream", name="stderr", text="warning")]
+
+
+def rename_kernel(notebook, code):
+    notebook.metadata.kernelspec.name = "specnb-gpu"
+
+
+def leak_path(notebook, code):
+    code[0].outputs = [nbformat.v4.new_output("stream", name="stdout", text="/" + "home/me/specnb")]
+
+
+@pytest.mark.parametrize("change", [uncount, unlink, complain, rename_kernel, leak_path])
+def test_each_guard_can_fail(change, tmp_path):
+    path = tmp_path / "copy.ipynb"
+    nbformat.write(broken(change), path)
+    (tmp_path / "solutions").symlink_to(ROOT / "notebooks" / "solutions")
+    assert len(problems(path)) == 1
+
+
+def nbval(path: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-p", "no:cacheprovider", str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_nbval_notices_a_changed_number(tmp_path):
+    """Negative control for the checker itself: section 2 of notebook 00 passes, and fails with one digit flipped."""
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    title = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("## 2 "))
+    end = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("## 3 "))
+    notebook.cells = notebook.cells[title:end]
+    path = tmp_path / "section.ipynb"
+    nbformat.write(notebook, path)
+    assert nbval(path).returncode == 0
+    printed = next(cell.outputs[0] for cell in notebook.cells if cell.cell_type == "code" and cell.outputs)
+    printed.text = printed.text.replace("0.5", "0.6", 1)
+    nbformat.write(notebook, path)
+    run = nbval(path)
+    assert run.returncode == 1
+    assert "1 failed" in run.stdout
