@@ -1,6 +1,7 @@
 # Each target alone is enough on a bare machine with Python 3.11 or 3.12, pip and make.
 PYTHON ?= python3
 VENV   ?= .venv
+LAB    ?=                 # options for jupyter lab, e.g. LAB="--no-browser --port 9999"
 BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 
@@ -17,7 +18,7 @@ fetch: $(VENV)/.ready           # the embedded model and the prompt sets, into t
 	$(BIN)/python -m specnb.models
 
 lab: fetch                      # JupyterLab on the first notebook
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(LAB) notebooks/00_start_here.ipynb
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

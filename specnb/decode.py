@@ -156,8 +156,10 @@ def decode(
 def stop_strings(tokenizer, strings: Sequence[str]) -> Stop:
     """A ``stop`` for ``steps`` and ``decode``: end as soon as the generated text contains one of the strings."""
 
+    reach = 4 * max(map(len, strings)) + 4  # in tokens: a character has at most four bytes, a byte is a token at least
+
     def stop(tokens: Sequence[int]) -> str | None:
-        tail = tokenizer.decode(list(tokens[-(max(map(len, strings)) + 8) :]))  # a token is at least a character
+        tail = tokenizer.decode(list(tokens[-reach:]))
         return next((f"stop string {s!r}" for s in strings if s in tail), None)
 
     return stop

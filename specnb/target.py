@@ -77,7 +77,9 @@ class Target:
                 f"{length} committed tokens and a tree of depth {max(tree.depth_list)} do not fit the context "
                 f"of {self.context}: shorten the prompt, max_new_tokens or the tree"
             )
-        mask = masks.tree_mask(tree, length, dtype=self.model.dtype, device=self.model.device)
+        mask = None  # a root alone sees everything there is
+        if len(tree) > 1:
+            mask = masks.tree_mask(tree, length, dtype=self.model.dtype, device=self.model.device)
         scores = self._run(tree.tokens[None], masks.positions(tree, length), mask)
         self.tree = tree
         return scores

@@ -1,8 +1,17 @@
-"""Fixtures: the embedded model, loaded once per dtype."""
+"""Fixtures: the embedded model, loaded once, and one thread for everything tiny."""
 
 import pytest
+import torch
 
 from specnb import models
+
+THREADS = torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def threads(request):
+    """Toy tensors on several threads only wait for each other; the real model gets them all."""
+    torch.set_num_threads(THREADS if request.node.get_closest_marker("model") else 1)
 
 
 @pytest.fixture(scope="session")

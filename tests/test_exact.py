@@ -20,15 +20,6 @@ POINT, IID, SWOR = Drawn
 BINARY = kary(2, 2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Enumeration is a great many tiny operations, which threads only slow down."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def bias(drafter, verifier, p, depth, warp=None):
     """Total variation between the output of speculative decoding and the target's own law."""
     return total_variation(output_law(drafter, verifier, p, depth=depth, warp=warp), joint(p, depth + 1))

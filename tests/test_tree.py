@@ -276,7 +276,7 @@ def test_draft_over_a_reduced_vocabulary():
     assert draft.columns[1:].tolist() == [1, 2, 1, 3, 1, 4]
     assert draft.law(0, 10).tolist() == [0, 0, 0, 0, 0, 0.1, 0.2, 0, 0.3, 0.4]
     assert Draft(SMALL, Q, Drawn.IID).columns.tolist() == SMALL.token_list
-    with pytest.raises(ValueError, match="drafted token 9 is not among the 2 ids"):
+    with pytest.raises(ValueError, match="drafted token 8 is not among the 2 ids"):
         _ = Draft(SMALL, Q[:, :2], Drawn.SWOR, ids=torch.tensor([5, 6])).columns
 
 

@@ -15,7 +15,7 @@ class NgramDrafter:
     The longest suffix (max_ngram tokens, then fewer) goes first, and within it the most recent occurrence.
     Each match adds its next ``length`` tokens to a trie, until it has ``budget`` nodes besides the root. After
     a suffix of only one token the continuations are cut to ``short`` tokens: such matches are often chance.
-    The defaults are the best found by replaying the greedy answers to the own prompts under a CPU's cost curve.
+    The defaults did best when the greedy answers to the own prompts were replayed under a CPU's cost curve.
     A POINT draft: nothing is drawn. Prompt lookup decoding (Saxena 2023) is the case of one match.
     """
 
