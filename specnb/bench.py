@@ -192,6 +192,7 @@ def main() -> None:
     ids = [pair.encode(text) for text in chosen["text"]]
     methods = peers(pair, max_new_tokens=options.tokens, self_draft=options.texts)
     if options.texts:
+        del methods["prompt lookup"]  # transformers' own affair
         frame = same_text(pair.target, methods, ids)
         frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
         record(frame, options.out, pair=options.pair, dtype=options.dtype, new_tokens=options.tokens)
