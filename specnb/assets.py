@@ -20,6 +20,7 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parent.parent  # the checkout: data/, figures/, notebooks/
 DATA = ROOT / "data"
 FIGURES = ROOT / "figures"
+QUIET = bool(os.environ.get("TQDM_DISABLE"))  # tqdm's notebook bars do not heed it by themselves
 
 
 @dataclass(frozen=True)

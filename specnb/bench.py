@@ -23,7 +23,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from specnb import growth, metrics, models, verifiers
+from specnb import assets, growth, metrics, models, verifiers
 from specnb import prompts as prompt_sets
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -69,7 +69,7 @@ def race(
         for name in names:
             methods[name](prompts[0])
     turns = [(r, i) for r in range(repetitions) for i in range(len(prompts))]
-    for repetition, i in tqdm(turns, desc="race", unit="prompt"):
+    for repetition, i in tqdm(turns, desc="race", unit="prompt", disable=assets.QUIET):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             _wait()
             begin = time.perf_counter()
@@ -102,7 +102,7 @@ def same_text(model: PreTrainedModel, methods: Mapping[str, Method], prompts: Se
     """
     reference, *others = methods
     rows = []
-    for i, prompt in enumerate(tqdm(prompts, desc="same text", unit="prompt")):
+    for i, prompt in enumerate(tqdm(prompts, desc="same text", unit="prompt", disable=assets.QUIET)):
         right = methods[reference](prompt)
         for name in others:
             text = methods[name](prompt)

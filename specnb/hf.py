@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import (
+    BaseStreamer,
     GenerateDecoderOnlyOutput,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -19,11 +20,12 @@ from specnb.target import Target
 from specnb.verifiers import Verifier, by_draw
 
 
-def speculative(drafter: Drafter, verifier: Verifier = by_draw) -> Callable:
+def speculative(drafter: Drafter, verifier: Verifier = by_draw, *, streamer: BaseStreamer | None = None) -> Callable:
     """A ``custom_generate`` callable that decodes with this drafter and verifier.
 
     Honours the generation config's do_sample, temperature, top_k, top_p, length limits, end tokens and stop
-    strings, stopping criteria and streamers; the seed is drawn from torch's global generator, so
+    strings, and stopping criteria. Give a streamer here: ``generate`` (transformers 5.23) does not hand its own
+    ``streamer=`` on to a custom_generate callable. The seed is drawn from torch's global generator, so
     ``torch.manual_seed`` decides it. Raises ValueError for batches, padding, beams, and logits processors
     other than temperature, top-k and top-p: their effect on a tree would not be the one they have on a text.
     """
@@ -34,7 +36,6 @@ def speculative(drafter: Drafter, verifier: Verifier = by_draw) -> Callable:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        streamer=None,
         **model_kwargs,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         if input_ids.shape[0] != 1:
@@ -47,6 +48,8 @@ def speculative(drafter: Drafter, verifier: Verifier = by_draw) -> Callable:
             raise ValueError("the prompt is padded (attention_mask has zeros): pass it without padding")
         warp = warp_of(generation_config, logits_processor)
         ids = input_ids
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
 
         def stop(tokens) -> str | None:
             nonlocal ids
