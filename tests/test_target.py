@@ -37,7 +37,7 @@ def check_cache(target, committed):
             torch.testing.assert_close(ours.values, theirs.values, atol=1e-5, rtol=1e-5)
 
 
-def run(model, prefix, forest, picks):
+def check_engine(model, prefix, forest, picks):
     """Score and commit several trees one after the other, checking logits and cache at every turn."""
     target = Target(model)
     target.prefill(prefix)
@@ -59,7 +59,7 @@ def run(model, prefix, forest, picks):
 )
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_tree_forward_equals_path_by_path(family, prefix, forest, picks):
-    run(MODELS[family], prefix, forest, picks[: len(forest)])
+    check_engine(MODELS[family], prefix, forest, picks[: len(forest)])
 
 
 @pytest.mark.model
@@ -89,14 +89,14 @@ def test_a_wrong_mask_is_noticed(monkeypatch):
     everything = lambda tree, length: torch.ones(len(tree), length + len(tree), dtype=torch.bool)  # noqa: E731
     monkeypatch.setattr(masks, "visible", everything)
     with pytest.raises(AssertionError):
-        run(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 1])], [3])
+        check_engine(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 1])], [3])
 
 
 def test_wrong_positions_are_noticed(monkeypatch):
     """Negative control: consecutive position ids (DynaTree's published code) must fail too."""
     monkeypatch.setattr(masks, "positions", lambda tree, length: (length + torch.arange(len(tree)))[None])
     with pytest.raises(AssertionError):
-        run(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 1])], [3])
+        check_engine(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 1])], [3])
 
 
 def test_a_wrong_gather_is_noticed(monkeypatch):
@@ -106,7 +106,7 @@ def test_a_wrong_gather_is_noticed(monkeypatch):
     right = TreeCache.commit
     monkeypatch.setattr(TreeCache, "commit", lambda self, slots: right(self, range(len(slots))))
     with pytest.raises(AssertionError):
-        run(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 2])], [3])
+        check_engine(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 2])], [3])
 
 
 def test_hidden_states_ride_along():
