@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.draft_models import TableDraft
 from specnb.drafters import Drafter, TreeDrafter
-from specnb.exact import Model
+from specnb.exact import Model, toy_drafter
 from specnb.growth import Growth, Static
 from specnb.sampling import Warp
 from specnb.tree import Draft, Drawn, TokenTree
@@ -59,10 +58,9 @@ def reduced(model: Model, ids: Sequence[int]) -> Model:
 
 def tree_drafter(q: Model, shape: Growth, drawn: Drawn, ids: Sequence[int] | None = None) -> TreeDrafter:
     """TreeDrafter over q, which is not shown the root; with ids, over q restricted to them."""
-    law = q if ids is None else reduced(q, ids)
-    model = TableDraft(lambda prefix: law(prefix[1:]))
-    model.ids = None if ids is None else torch.tensor(ids)
-    return TreeDrafter(model, shape, drawn)
+    drafter = toy_drafter(q if ids is None else reduced(q, ids), shape, drawn)
+    drafter.draft_model.ids = None if ids is None else torch.tensor(ids)
+    return drafter
 
 
 def altered(drafter: Drafter, change: Callable[[Draft], Draft]) -> SimpleNamespace:
