@@ -7,15 +7,10 @@ so that a slow minute of the machine hits all of them alike; ratios are paired b
 """
 
 import argparse
-import json
-import os
-import platform
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +18,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from specnb import assets, growth, metrics, models, verifiers
+from specnb import assets, growth, metrics, models, records, verifiers
 from specnb import prompts as prompt_sets
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -118,19 +113,6 @@ def _gap(model: PreTrainedModel, tokens: list[int]) -> float:
     return float(top[0] - top[1])
 
 
-def provenance(command: str) -> dict[str, str]:
-    """Where a recorded number comes from: device, versions, command, date."""
-    cuda = torch.cuda.is_available()
-    return {
-        "device": torch.cuda.get_device_name() if cuda else f"cpu, {torch.get_num_threads()} threads",
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("specnb", "torch", "transformers")},
-        "command": command,
-        "date": date.today().isoformat(),
-    }
-
-
 def choose(name: str, count: int) -> pd.DataFrame:
     """The first prompts of a set: count of each task (of each domain, for the own set)."""
     return prompt_sets.load(name).groupby("task", sort=False).head(count)
@@ -163,17 +145,9 @@ def overhead(pair: models.Pair, prompts: Sequence[list[int]], *, max_new_tokens:
 
 def record(frame: pd.DataFrame, out: str | Path, **facts) -> None:
     """Write OUT.csv, and OUT.json with the provenance and further facts; each appears only when complete."""
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]])
-    texts = {
-        ".csv": frame.to_csv(index=False, float_format="%.5g"),
-        ".json": json.dumps({**provenance(command), **facts}, indent=1),
-    }
-    for suffix, text in texts.items():
-        part = out.with_suffix(f"{suffix}.part")
-        part.write_text(text + "\n" * (suffix == ".json"))
-        os.replace(part, out.with_suffix(suffix))
+    records.write(f"{out}.csv", frame.to_csv(index=False, float_format="%.5g"))
+    records.write_json(f"{out}.json", {**records.provenance(command), **facts})
 
 
 def main() -> None:

@@ -18,10 +18,12 @@ class DraftModel(Protocol):
 
     ids: None, or (V_d,) int64 sorted, the token ids of a reduced vocabulary.
     hidden_layers: the target's hidden states it wants to see, () for none.
+    max_depth: the deepest tree it can draft, None for any.
     """
 
     ids: Tensor | None
     hidden_layers: tuple[int, ...]
+    max_depth: int | None
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         """Start a generation. prefix: committed tokens, root last; hidden: (len(prefix) - 1, width) each."""
@@ -42,17 +44,20 @@ class CausalLMDraft:
 
     vocabulary: the target's number of logits, where it differs from the draft's although both share a tokenizer
     (Qwen2.5 pads its models differently): surplus columns are cut, missing ones are declared through ids.
+    ids: the tokens its logits stand for, where its output matrix was cut to a reduced vocabulary.
     Accepted tokens are kept in its cache, never recomputed; the next step feeds what it has not seen yet
     (the last accepted leaf, if it was never expanded, and the new root) in one forward.
     """
 
-    hidden_layers = ()
+    hidden_layers, max_depth = (), None
 
-    def __init__(self, model: PreTrainedModel, *, vocabulary: int | None = None):
+    def __init__(self, model: PreTrainedModel, *, vocabulary: int | None = None, ids: Tensor | None = None):
         self.model = model.eval()
-        own = model.config.get_text_config().vocab_size
+        own = model.get_output_embeddings().weight.shape[0]
+        if ids is not None and len(ids) != own:
+            raise ValueError(f"ids must name the model's {own} output rows, got {len(ids)}")
         self.columns = min(own, vocabulary or own)
-        self.ids = torch.arange(own) if vocabulary and own < vocabulary else None
+        self.ids = torch.arange(own) if vocabulary and own < vocabulary else ids
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         check_tokens(prefix, self.model.config.get_text_config().vocab_size)
@@ -63,13 +68,8 @@ class CausalLMDraft:
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         if not self.slots:
             return self._expand_root(tree, frontier)
-        slots = [[self.slots[a] for a in (0, *tree.path(node)[:-1])] for node in frontier]
-        start, pending, count = self.cache.length, self.cache.pending, len(frontier)
-        visible = torch.zeros(count, start + pending + count, dtype=torch.bool)
-        visible[:, :start] = True
-        for row, above in enumerate(slots):
-            visible[row, [start + slot for slot in above]] = True
-            visible[row, start + pending + row] = True
+        start, pending = self.cache.length, self.cache.pending
+        visible = visible_slots(tree, frontier, self.slots, start, pending)
         nodes = torch.tensor(list(frontier))
         logits = self._run(tree.tokens[nodes], start + tree.depth[nodes], visible)
         self.slots.update({node: pending + row for row, node in enumerate(frontier)})
@@ -113,11 +113,27 @@ class CausalLMDraft:
         return out.logits[0, :, : self.columns]
 
 
+def visible_slots(
+    tree: TokenTree, frontier: Sequence[int], slots: dict[int, int], start: int, pending: int
+) -> Tensor:
+    """(m, start + pending + m) bool: what m new nodes see of a cache whose pending slots hold other nodes.
+
+    Each sees the first start slots, those of its ancestors (slots: node → place behind start) and itself; an
+    ancestor without a slot of its own stands among the first.
+    """
+    count = len(frontier)
+    visible = torch.zeros(count, start + pending + count, dtype=torch.bool)
+    visible[:, :start] = True
+    for row, node in enumerate(frontier):
+        above = [slots[a] for a in (0, *tree.path(node)[:-1]) if a in slots and a != node]
+        visible[row, [start + slot for slot in (*above, pending + row)]] = True
+    return visible
+
+
 class TableDraft:
     """A toy draft model: ``law(prefix)`` → (V,) probabilities after a tuple of tokens. For exact enumeration."""
 
-    ids = None
-    hidden_layers = ()
+    ids, hidden_layers, max_depth = None, (), None
 
     def __init__(self, law: Callable[[tuple[int, ...]], Tensor]):
         self.law = law

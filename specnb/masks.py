@@ -26,3 +26,16 @@ def tree_mask(tree: TokenTree, prefix_length: int, *, dtype: torch.dtype, device
 def positions(tree: TokenTree, prefix_length: int) -> Tensor:
     """(1, n) int64 position ids: prefix length + depth, so siblings share a position."""
     return (prefix_length + tree.depth)[None]
+
+
+def dual_block(block: Tensor) -> Tensor:
+    """(n, 2n) bool, EDD's dual-block mask: columns are the target's states h_0…h_{n−1}, then the tokens t_0…t_{n−1}.
+
+    block: (n,) int64, the first row of each row's block. Token row i sees h before its block and the tokens of its
+    block up to itself. EDD (Zheng & Wang 2025), figure 3a and eq. 3 with h_{<jL}: h_{≤jL}, as printed, would show
+    the target's state at the block's root, which does not exist yet when the root's successors are drafted.
+    """
+    rows = torch.arange(len(block), device=block.device)
+    hidden = rows[None, :] < block[:, None]
+    tokens = (rows[None, :] >= block[:, None]) & (rows[None, :] <= rows[:, None])
+    return torch.cat([hidden, tokens], 1)

@@ -46,7 +46,7 @@ class Remembering:
 class NoisyDraft:
     """A draft model that knows the target's first law only, sharpened and disturbed, and says it everywhere."""
 
-    ids, hidden_layers = None, ()
+    ids, hidden_layers, max_depth = None, (), None
 
     def __init__(self, logits):
         noise = torch.randn(len(logits), generator=torch.Generator().manual_seed(0))

@@ -35,6 +35,8 @@ class TreeDrafter:
         self.draft_model.begin(prefix, hidden)
 
     def propose(self, coins: Coins, max_depth: int) -> Draft:
+        if self.draft_model.max_depth is not None:
+            max_depth = min(max_depth, self.draft_model.max_depth)
         tree, scores, laws = TokenTree([self.root], [-1]), [1.0], {}
         while True:
             wanted = self.growth.select(tree, torch.tensor(scores, dtype=torch.float64))

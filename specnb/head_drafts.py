@@ -1,0 +1,168 @@
+"""Trained heads at work: the DraftModels around EAGLE-type, EDD and Medusa modules, and ``load`` by name.
+
+A committed token's row is fed once and kept; the rows of a tree are dropped when a step ends.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specnb import heads, masks
+from specnb.cache import TreeLayer
+from specnb.draft_models import CausalLMDraft, DraftModel, visible_slots
+from specnb.target import check_tokens
+from specnb.tree import TokenTree
+
+
+def load(name: str | Path, model: PreTrainedModel) -> DraftModel:
+    """A trained head as draft model for this target: by name (data/drafts) or path without suffix.
+
+    Raises ValueError, see ``heads.load``.
+    """
+    return draft_model(*heads.load(name, model))
+
+
+def draft_model(head: torch.nn.Module, spec: heads.Spec, frozen: heads.Frozen) -> DraftModel:
+    """The draft model around a head of any kind."""
+    if spec.kind == "vdm":
+        return CausalLMDraft(heads.as_causal_lm(head, spec, frozen, reduced=True), ids=frozen.ids.cpu())
+    return {"eagle": EagleDraft, "edd": EddDraft, "medusa": MedusaDraft}[spec.kind](head, spec, frozen)
+
+
+def _embed(frozen: heads.Frozen, tokens: Sequence[int]) -> Tensor:
+    """(n, width) rows of the target's embedding."""
+    return F.embedding(torch.tensor(list(tokens), device=frozen.embedding.device), frozen.embedding)
+
+
+def _first_is_root(slots: bool, frontier: Sequence[int]) -> None:
+    if not slots and list(frontier) != [0]:
+        raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
+
+
+def _attend(layer: heads.Layer, cache: TreeLayer, x: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+    """Rows x (n, width) through the layer: their keys and values join the cache, visible (n, all in use); (n, width)."""
+    x, positions = x[None], positions.to(x.device)
+    keys, values = cache.update(*layer.keys_values(x, positions))
+    return layer(x, positions, keys, values, visible.to(x.device))[0]
+
+
+class EagleDraft:
+    """EAGLE's drafting (also HASS's and TALF's): rows of committed tokens carry the target's features, drafted
+    tokens the feature the draft itself predicted at their parent."""
+
+    max_depth = None
+
+    def __init__(self, head: heads.Eagle, spec: heads.Spec, frozen: heads.Frozen):
+        self.head, self.frozen, self.ids = head, frozen, frozen.ids.cpu()
+        self.layer, self.hidden_layers = spec.hidden_layer, (spec.hidden_layer,)
+
+    def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
+        check_tokens(prefix, len(self.frozen.embedding))
+        self.cache, self.length = TreeLayer(), 0
+        self.slots: dict[int, int] = {}  # expanded node (root aside) → slot behind the committed ones
+        self.features: dict[int, Tensor] = {}  # expanded node → the feature predicted there
+        nothing = self.frozen.embedding.new_zeros(1, self.frozen.embedding.shape[1])  # before the first token
+        self.unseen = list(prefix)  # committed tokens whose rows have not been fed, root last …
+        self.before = torch.cat([nothing, *(hidden[self.layer] for _ in prefix[1:2])])  # … and the states before them
+
+    @torch.no_grad()
+    def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
+        _first_is_root(0 in self.features, frontier)
+        if 0 not in self.features:
+            rows = self.head.rows(_embed(self.frozen, self.unseen), self.before)
+            visible = masks.visible(TokenTree.chain(self.unseen), self.length)
+            positions = self.length + torch.arange(len(rows))
+            self.length += len(rows)
+        else:
+            pending = self.cache.used - self.length
+            above = torch.stack([self.features[tree.parent_list[node]] for node in frontier])
+            rows = self.head.rows(_embed(self.frozen, [tree.token_list[node] for node in frontier]), above)
+            visible = visible_slots(tree, frontier, self.slots, self.length, pending)
+            positions = self.length - 1 + tree.depth[list(frontier)]
+            self.slots.update({node: pending + row for row, node in enumerate(frontier)})
+        out = _attend(self.head.layer, self.cache, rows, positions, visible)[-len(frontier) :]
+        self.features.update(zip(frontier, out, strict=True))
+        return out @ self.frozen.rows.T
+
+    def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
+        fed = 0 in self.features
+        if fed:
+            self.cache.keep(self.length, torch.arange(0))
+        states = hidden[self.layer]
+        self.before = states if fed else torch.cat([self.before, states])
+        self.unseen = ([] if fed else self.unseen) + [*(tree.token_list[node] for node in path), next_token]
+        self.slots, self.features = {}, {}
+
+
+class EddDraft:
+    """EDD's drafting: the target's states of committed tokens are the soft prompt, of which only keys and values
+    are made; the root and the drafted tokens are rows behind it, dropped when the step ends.
+
+    A head trained without encoding result reads the embeddings of committed tokens in their place.
+    """
+
+    max_depth = None
+
+    def __init__(self, head: heads.Edd, spec: heads.Spec, frozen: heads.Frozen):
+        self.head, self.frozen, self.ids = head, frozen, frozen.ids.cpu()
+        self.layer = spec.hidden_layer
+        self.hidden_layers = () if self.layer is None else (self.layer,)
+
+    def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
+        check_tokens(prefix, len(self.frozen.embedding))
+        self.cache, self.length = TreeLayer(), 0
+        self.slots: dict[int, int] = {}  # expanded node → slot behind the soft prompt
+        self.unseen = self._states(prefix[:-1], hidden)  # rows of the soft prompt not fed yet
+
+    def _states(self, tokens: Sequence[int], hidden: dict[int, Tensor]) -> Tensor:
+        if self.layer is None or not len(tokens):
+            return _embed(self.frozen, tokens) if len(tokens) else self.frozen.embedding[:0]
+        return hidden[self.layer]
+
+    @torch.no_grad()
+    def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
+        _first_is_root(bool(self.slots), frontier)
+        if len(self.unseen):
+            places = self.length + torch.arange(len(self.unseen), device=self.unseen.device)
+            self.cache.update(*self.head.layer.keys_values(self.unseen[None], places))
+            self.length, self.unseen = self.length + len(places), self.unseen[:0]
+        pending = getattr(self.cache, "used", 0) - self.length
+        rows = _embed(self.frozen, [tree.token_list[node] for node in frontier])
+        visible = visible_slots(tree, frontier, self.slots, self.length, pending)
+        self.slots.update({node: pending + row for row, node in enumerate(frontier)})
+        out = _attend(self.head.layer, self.cache, rows, self.length + tree.depth[list(frontier)], visible)
+        return self.frozen.norm(out) @ self.frozen.rows.T
+
+    def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
+        if self.slots:
+            self.cache.keep(self.length, torch.arange(0))
+        tokens = [tree.token_list[node] for node in (0, *path)]
+        self.unseen = torch.cat([self.unseen, self._states(tokens, hidden)])
+        self.slots = {}
+
+
+class MedusaDraft:
+    """Medusa-1's drafting: head d gives the law of all nodes at depth d + 1, whatever their parents are."""
+
+    def __init__(self, head: heads.Medusa, spec: heads.Spec, frozen: heads.Frozen):
+        self.head, self.frozen, self.ids = head, frozen, frozen.ids.cpu()
+        self.layer, self.hidden_layers, self.max_depth = spec.hidden_layer, (spec.hidden_layer,), spec.count
+
+    def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
+        check_tokens(prefix, len(self.frozen.embedding))
+        nothing = self.frozen.embedding.new_zeros(1, self.frozen.embedding.shape[1])
+        self.before = hidden[self.layer][-1:] if len(prefix) > 1 else nothing  # the state that predicted the root
+
+    @torch.no_grad()
+    def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
+        depth = tree.depth[list(frontier)]
+        if int(depth.max()) >= self.max_depth:
+            raise ValueError(f"{self.max_depth} Medusa heads draft to depth {self.max_depth}, asked for {int(depth.max()) + 1}")
+        return (self.head(self.before)[0] @ self.frozen.rows.T)[depth.to(self.before.device)]
+
+    def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
+        self.before = hidden[self.layer][-1:]

@@ -1,0 +1,292 @@
+"""Trained draft heads: small modules beside a frozen target, whose embedding, final norm and output rows they reuse.
+
+A head predicts a reduced vocabulary: ``Frozen.ids`` names the target's tokens it can draft, ``Frozen.rows`` are
+their rows of the target's output matrix. On disk a head is NAME.safetensors with its card NAME.json.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
+
+from specnb import assets, records
+
+FOLDER = assets.DATA / "drafts"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a head is made of. kind: vdm, medusa, eagle or edd; hidden_layer: the target's state it reads, if any.
+
+    hidden_layer counts from the end as in transformers' hidden_states: -1 is the last, after the final norm.
+    count: number of decoder layers (vdm) or of heads (medusa).
+    """
+
+    kind: str
+    width: int
+    attention_heads: int
+    key_heads: int
+    head_width: int
+    mlp: int
+    theta: float
+    epsilon: float
+    hidden_layer: int | None = None
+    count: int = 1
+
+    @classmethod
+    def like(cls, model: PreTrainedModel, kind: str, *, hidden_layer: int | None = None, count: int = 1) -> "Spec":
+        """A head with the proportions of the target's own layers."""
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        return cls(
+            kind,
+            width=config.hidden_size,
+            attention_heads=heads,
+            key_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            mlp=config.intermediate_size,
+            theta=float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)),
+            epsilon=getattr(config, "rms_norm_eps", 1e-5),
+            hidden_layer=hidden_layer,
+            count=count,
+        )
+
+
+class Norm(nn.Module):
+    """RMS norm as in Llama: the mean square in float32, the rest in the dtype of the rows."""
+
+    def __init__(self, width: int, epsilon: float):
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.ones(width)), epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return self.weight.to(x.dtype) * (x * scale).to(x.dtype)
+
+
+class Layer(nn.Module):
+    """One Llama decoder layer, opened up: keys and values come out, and go in as the caller has arranged them."""
+
+    def __init__(self, spec: Spec, *, input_norm: bool = True):
+        super().__init__()
+        self.spec = spec
+        queries, keys = spec.attention_heads * spec.head_width, spec.key_heads * spec.head_width
+        self.input_layernorm = Norm(spec.width, spec.epsilon) if input_norm else nn.Identity()
+        self.q_proj = nn.Linear(spec.width, queries, bias=False)
+        self.k_proj = nn.Linear(spec.width, keys, bias=False)
+        self.v_proj = nn.Linear(spec.width, keys, bias=False)
+        self.o_proj = nn.Linear(queries, spec.width, bias=False)
+        self.post_attention_layernorm = Norm(spec.width, spec.epsilon)
+        self.gate_proj = nn.Linear(spec.width, spec.mlp, bias=False)
+        self.up_proj = nn.Linear(spec.width, spec.mlp, bias=False)
+        self.down_proj = nn.Linear(spec.mlp, spec.width, bias=False)
+        self.register_buffer("cos_sin", None, persistent=False)
+
+    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """x: (B, n, width), positions: (n,) or (B, n) → keys and values, (B, key_heads, n, head_width) each."""
+        x = self.input_layernorm(x)
+        return self._rotate(self._split(self.k_proj(x)), positions), self._split(self.v_proj(x))
+
+    def forward(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """x: (B, n, width) attends to (B, key_heads, m, head_width) keys under a bool mask; (B, n, width).
+
+        mask: bool, broadcastable to (B, heads, n, m), True where a query may look; None is causal with n = m.
+        """
+        query = self._rotate(self._split(self.q_proj(self.input_layernorm(x))), positions)
+        seen = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        x = x + self.o_proj(seen.transpose(1, 2).flatten(2))
+        inner = self.post_attention_layernorm(x)
+        return x + self.down_proj(F.silu(self.gate_proj(inner)) * self.up_proj(inner))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.spec.head_width)).transpose(1, 2)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary embedding, the two halves of a head turned against each other as in Llama."""
+        if self.cos_sin is None or len(self.cos_sin[0]) <= positions.max() or self.cos_sin.device != x.device:
+            half = torch.arange(0, self.spec.head_width, 2, device=x.device) / self.spec.head_width
+            angle = torch.arange(2048 * (1 + int(positions.max()) // 2048), device=x.device)[:, None] / (
+                self.spec.theta**half
+            )
+            self.cos_sin = torch.stack([angle.cos(), angle.sin()])  # (2, places, head_width / 2)
+        cos, sin = self.cos_sin[:, positions].to(x.dtype)  # (n, half) or (B, n, half)
+        if positions.dim() == 2:
+            cos, sin = cos[:, None], sin[:, None]
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Eagle(nn.Module):
+    """EAGLE (Li et al. 2024): a row is a token beside the feature before it; its output is the feature after it.
+
+    The layer has no input norm, as in the authors' code. HASS and TALF train the same module otherwise.
+    """
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.fc = nn.Linear(2 * spec.width, spec.width)
+        self.layer = Layer(spec, input_norm=False)
+
+    def rows(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """(..., width) embedded tokens and the features before them → (..., width) rows."""
+        return self.fc(torch.cat([embedded, features], -1))
+
+
+class Edd(nn.Module):
+    """EDD (Zheng & Wang 2025): a decoder layer over a soft prompt of target states h, then the drafted tokens."""
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.layer = Layer(spec)
+
+
+class Medusa(nn.Module):
+    """Medusa-1 (Cai et al. 2024): head i (from 0) guesses the token i + 2 places after the state it reads."""
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(spec.width, spec.width) for _ in range(spec.count))
+        for block in self.blocks:
+            nn.init.zeros_(block.weight)
+            nn.init.zeros_(block.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., width) last states → (..., count, width) states for the shared output rows."""
+        return torch.stack([features + F.silu(block(features)) for block in self.blocks], -2)
+
+
+class Vdm(nn.Module):
+    """The papers' vanilla draft model: a small independent language model on the target's embedding."""
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.model = LlamaModel(self.config(spec, vocabulary=1))
+        self.model.embed_tokens = None  # embedded tokens come from the target
+        self.model.norm = nn.Identity()
+
+    @staticmethod
+    def config(spec: Spec, vocabulary: int) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=spec.width,
+            intermediate_size=spec.mlp,
+            num_hidden_layers=spec.count,
+            num_attention_heads=spec.attention_heads,
+            num_key_value_heads=spec.key_heads,
+            head_dim=spec.head_width,
+            rms_norm_eps=spec.epsilon,
+            rope_parameters={"rope_type": "default", "rope_theta": spec.theta},
+            max_position_embeddings=8192,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+
+
+MODULES = {"vdm": Vdm, "medusa": Medusa, "eagle": Eagle, "edd": Edd}
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """What heads borrow of the target: embedding (V, width), final norm, ids (V_d,) and their output rows."""
+
+    embedding: Tensor
+    norm: nn.Module
+    ids: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, ids: Tensor) -> "Frozen":
+        output = model.get_output_embeddings().weight.detach()
+        if len(ids) == 0 or (ids.diff() <= 0).any() or not 0 <= int(ids[0]) <= int(ids[-1]) < len(output):
+            raise ValueError(f"a reduced vocabulary is rising token ids below {len(output)}, got {ids[:3].tolist()}…")
+        ids = ids.to(output.device)
+        return cls(model.get_input_embeddings().weight.detach(), final_norm(model), ids, output[ids].contiguous())
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module:
+    """The norm between a model's last layer and its output matrix, by the names transformers gives it."""
+    for name in ("norm", "final_layer_norm", "ln_f"):
+        if hasattr(model.base_model, name):
+            return getattr(model.base_model, name)
+    raise ValueError(f"{type(model.base_model).__name__} has no final norm known by name (norm, final_layer_norm, ln_f)")
+
+
+def start_from(head: nn.Module, model: PreTrainedModel) -> None:
+    """Begin training from the target's own last layer (a vdm: from its first layers and the last one).
+
+    Raises KeyError or RuntimeError from torch if the target's layers are not of Llama's make.
+    """
+    layers = model.base_model.layers
+    if isinstance(head, Vdm):
+        first = len(head.model.layers) - 1
+        for ours, theirs in zip(head.model.layers, [*layers[:first], layers[-1]], strict=True):
+            ours.load_state_dict(theirs.state_dict())
+    if isinstance(head, Eagle | Edd):
+        theirs = {name.removeprefix("self_attn.").removeprefix("mlp."): w for name, w in layers[-1].state_dict().items()}
+        head.layer.load_state_dict({name: theirs[name] for name in head.layer.state_dict()})
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """A short name for a target's weights, the same in float32 and bf16: what a head was trained for."""
+    rows = model.get_output_embeddings().weight[:256].detach().to("cpu", torch.bfloat16).contiguous()
+    return hashlib.sha256(rows.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, path: Path) -> None:
+    """Write PATH.safetensors (bf16) and its card PATH.json, each in one move."""
+    tensors = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in head.state_dict().items()}
+    data = save_tensors({**tensors, "ids": ids.to("cpu", torch.int32)}, metadata={"spec": json.dumps(asdict(spec))})
+    records.write(path.with_suffix(".safetensors"), data)
+    records.write_json(path.with_suffix(".json"), {**card, "spec": asdict(spec), "sha256": hashlib.sha256(data).hexdigest()})
+
+
+def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Frozen]:
+    """A trained head for this target, by name (in data/drafts) or path without suffix; in the target's dtype.
+
+    Raises ValueError if the file is missing, damaged or truncated, or was trained for another target.
+    """
+    path = FOLDER / name if isinstance(name, str) else Path(name)
+    weights, card = path.with_suffix(".safetensors"), path.with_suffix(".json")
+    if not weights.exists() or not card.exists():
+        known = sorted(p.stem for p in path.parent.glob("*.safetensors"))
+        raise ValueError(f"no trained head {path.name!r} in {path.parent}: known are {', '.join(known) or 'none'}")
+    facts, data = json.loads(card.read_text(encoding="utf-8")), weights.read_bytes()
+    if hashlib.sha256(data).hexdigest() != facts["sha256"]:
+        raise ValueError(f"{weights} is truncated or damaged (its SHA-256 is not the card's): restore or train it again")
+    if facts["target"] != fingerprint(model):
+        raise ValueError(
+            f"{weights.name} was trained for a target with fingerprint {facts['target']}, "
+            f"this one has {fingerprint(model)}: train a head for it with `python -m specnb.training`"
+        )
+    tensors = load_tensors(data)
+    ids = tensors.pop("ids").long()
+    spec = Spec(**{f.name: facts["spec"][f.name] for f in fields(Spec)})
+    head = MODULES[spec.kind](spec)
+    head.load_state_dict(tensors)
+    return head.to(model.device, model.dtype).eval(), spec, Frozen.of(model, ids)
+
+
+def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False) -> LlamaForCausalLM:
+    """The vdm as a plain transformers model over the whole vocabulary, for ``generate(assistant_model=…)``.
+
+    Its output rows for tokens outside the reduced vocabulary are zero: logit 0, below any token it would draft.
+    reduced leaves those rows out: (…, V_d) logits, one per id.
+    """
+    model = LlamaForCausalLM(Vdm.config(spec, len(frozen.embedding)))
+    model.model.layers, model.model.norm = head.model.layers, frozen.norm
+    model.model.embed_tokens.weight = nn.Parameter(frozen.embedding, requires_grad=False)
+    rows = frozen.rows
+    if not reduced:
+        rows = torch.zeros_like(frozen.embedding).index_copy_(0, frozen.ids, frozen.rows)
+    model.lm_head.weight = nn.Parameter(rows, requires_grad=False)
+    return model.to(rows).eval()

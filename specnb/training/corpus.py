@@ -1,0 +1,160 @@
+"""The corpus on disk: shards of dialogues as uint16 tokens, with a manifest; written shard by shard, resumable."""
+
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from specnb import assets, models, prompts, records
+from specnb.training import writing
+
+FOLDER = assets.DATA / "corpus"
+SHARD = 100_000  # answer tokens in a shard
+WINDOW = 8  # words in a row shared with a held-out prompt throw a question away
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Dialogues as one run of tokens: question, answer, question, answer, …
+
+    tokens: (sum of lengths,) uint16; questions, answers: (n,) uint16 lengths; greedy: (n,) bool.
+    """
+
+    tokens: np.ndarray
+    questions: np.ndarray
+    answers: np.ndarray
+    greedy: np.ndarray
+
+    @classmethod
+    def of(cls, dialogues: list[writing.Dialogue]) -> "Shard":
+        return cls(
+            np.array([t for d in dialogues for t in (*d.question, *d.answer)], np.uint16),
+            np.array([len(d.question) for d in dialogues], np.uint16),
+            np.array([len(d.answer) for d in dialogues], np.uint16),
+            np.array([d.greedy for d in dialogues], bool),
+        )
+
+    def dialogues(self) -> Iterator[writing.Dialogue]:
+        end = 0
+        for question, answer, greedy in zip(self.questions, self.answers, self.greedy, strict=True):
+            start, middle, end = end, end + int(question), end + int(question) + int(answer)
+            parts = (tuple(self.tokens[a:b].tolist()) for a, b in ((start, middle), (middle, end)))
+            yield writing.Dialogue(*parts, bool(greedy))
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def windows(text: str) -> set[tuple[str, ...]]:
+    """All runs of WINDOW words of a text; the whole text, if it is shorter."""
+    found = words(text)
+    return {tuple(found[i : i + WINDOW]) for i in range(max(1, len(found) - WINDOW + 1))}
+
+
+def held_out() -> set[tuple[str, ...]]:
+    """The word windows of every prompt that drafts are measured on: they never enter training."""
+    return {window for name in prompts.SETS for text in prompts.load(name)["text"] for window in windows(text)}
+
+
+def load(folder: Path = FOLDER) -> list[writing.Dialogue]:
+    """All dialogues of a corpus, in order; ValueError if a shard is missing or not what the manifest says."""
+    manifest = read_manifest(folder)
+    found = []
+    for entry in manifest["shards"]:
+        path = folder / entry["file"]
+        if not path.exists() or assets.sha256(path) != entry["sha256"]:
+            raise ValueError(
+                f"{path} is missing or damaged: restore it, or delete it and its entry in manifest.json, "
+                f"and run `python -m specnb.training corpus` again"
+            )
+        with np.load(path) as arrays:
+            found += Shard(**arrays).dialogues()
+    return found
+
+
+def read_manifest(folder: Path = FOLDER) -> dict:
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise ValueError(f"{folder} holds no corpus (no manifest.json): run `python -m specnb.training corpus` first")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write(
+    pair: models.Pair,
+    target_answer_tokens: int,
+    *,
+    command: str,
+    folder: Path = FOLDER,
+    settings: writing.Settings | None = None,
+    seed: int = 0,
+    shard: int = SHARD,
+    weights: str = assets.SMOLLM2_GGUF.sha256,
+) -> dict:
+    """Let the target write dialogues until the corpus holds so many answer tokens; returns the manifest.
+
+    Each shard and then the manifest is written in one move; a killed run goes on from the last whole shard with a
+    new stream of the same seed. Questions already asked, or that share WINDOW words in a row with a held-out
+    prompt, are thrown away. Raises ValueError if the folder's corpus was written by another model or other settings.
+    """
+    settings = settings or writing.Settings()
+    terms = {"model": {"name": pair.name, "sha256": weights}, "settings": asdict(settings), "seed": seed}
+    try:
+        manifest = read_manifest(folder)
+    except ValueError:
+        manifest = {**terms, "shards": []}
+    for name, value in terms.items():
+        if manifest[name] != value:
+            raise ValueError(f"the corpus in {folder} was written with {name} {manifest[name]}, not with {value}")
+    asked = {tuple(words(pair.decode(d.question))) for d in load(folder)} if manifest["shards"] else set()
+    wanted = _filter(pair, asked)
+    stream = writing.dialogues(
+        pair.target, pair.tokenizer, settings, seed=_stream_seed(seed, len(manifest["shards"])), wanted=wanted
+    )
+    have = sum(entry["answer_tokens"] for entry in manifest["shards"])
+    with tqdm(total=target_answer_tokens, initial=have, unit="token", unit_scale=True, disable=assets.QUIET) as bar:
+        while have < target_answer_tokens:
+            began, dialogues, count = time.monotonic(), [], 0
+            while count < shard:
+                dialogues.append(next(stream))
+                count += len(dialogues[-1].answer)
+                bar.update(len(dialogues[-1].answer))
+            entry = _save(folder, len(manifest["shards"]), Shard.of(dialogues))
+            facts = {"answer_tokens": count, "seconds": round(time.monotonic() - began, 1)}
+            manifest["shards"].append({**entry, **facts, **records.provenance(command)})
+            records.write_json(folder / "manifest.json", manifest)
+            have += count
+    return manifest
+
+
+def _filter(pair: models.Pair, asked: set[tuple[str, ...]]) -> Callable[[tuple[int, ...]], bool]:
+    forbidden = held_out()
+
+    def wanted(question: tuple[int, ...]) -> bool:
+        text = pair.decode(question)
+        key = tuple(words(text))
+        if key in asked or windows(text) & forbidden:
+            return False
+        asked.add(key)
+        return True
+
+    return wanted
+
+
+def _stream_seed(seed: int, shards: int) -> int:
+    return int(np.random.SeedSequence([seed, shards]).generate_state(1)[0])
+
+
+def _save(folder: Path, number: int, shard: Shard) -> dict:
+    """Write shard-NNN.npz in one move; its manifest entry."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **vars(shard))
+    path = folder / f"shard-{number:03d}.npz"
+    records.write(path, buffer.getvalue())
+    return {"file": path.name, "sha256": assets.sha256(path), "dialogues": len(shard.questions)}

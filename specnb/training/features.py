@@ -1,0 +1,117 @@
+"""What the target says about the corpus, computed once and shared by all heads: memory-mapped arrays in the cache.
+
+For every token x_t of every dialogue (template included): the target's hidden states, and its law of the next
+token over the reduced vocabulary as a *soft row* e_t = Σ_x p(x | x_≤t) w_x, the expected output row. With frozen
+output rows W, the cross-entropy of a draft state h against p needs no more: log Σ exp(W h) − e_t · h.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from specnb import assets, heads, models, records
+from specnb.training import writing
+
+TOP = 10  # the teacher's likeliest tokens kept for HASS's loss and for agreement
+
+
+def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
+    """(size,) int64, rising: the tokens that occur most often in the answers; ties go to the smaller id."""
+    counts = np.bincount([t for d in dialogues for t in d.answer])
+    if (counts > 0).sum() < size:
+        raise ValueError(f"the corpus has only {(counts > 0).sum()} different answer tokens, {size} were asked for")
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """N tokens of n dialogues, end to end; dialogue i is start[i]:start[i + 1] and its answer begins at answer[i].
+
+    tokens: (N,) int64; hidden: layer → (N, width) bf16; soft: (N, width) bf16, the soft rows e;
+    best, best_p: (N, TOP) columns and probabilities of the likeliest next tokens, over the reduced vocabulary.
+    """
+
+    tokens: Tensor
+    start: Tensor
+    answer: Tensor
+    hidden: dict[int, Tensor]
+    soft: Tensor
+    best: Tensor
+    best_p: Tensor
+
+    def __len__(self) -> int:
+        return len(self.answer)
+
+
+@torch.no_grad()
+def compute(
+    pair: models.Pair,
+    frozen: heads.Frozen,
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+    layers: Sequence[int],
+    folder: Path,
+    *,
+    batch_tokens: int = 6144,
+) -> Features:
+    """Run the target over (prompt, answer) token sequences and keep what heads need, in one folder of arrays.
+
+    A folder that is complete for the same texts, layers, target and vocabulary is opened as it is.
+    """
+    full = [[*prompt, *answer] for prompt, answer in texts]
+    start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
+    key = hashlib.sha256(np.concatenate([np.array(s, np.int32) for s in full]).tobytes())
+    key.update(json.dumps([list(layers), heads.fingerprint(pair.target), frozen.ids.tolist(), start.tolist()]).encode())
+    width, n = frozen.rows.shape[1], int(start[-1])
+    shapes = {f"hidden{layer}": (n, width) for layer in layers} | {
+        "soft": (n, width), "best": (n, TOP), "best_p": (n, TOP)
+    }  # fmt: skip
+    done = folder / "done.json"
+    if not done.exists() or json.loads(done.read_text())["key"] != key.hexdigest():
+        folder.mkdir(parents=True, exist_ok=True)
+        done.unlink(missing_ok=True)
+        arrays = {name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int16, s) for name, s in shapes.items()}
+        order = sorted(range(len(full)), key=lambda i: len(full[i]))
+        with tqdm(total=n, unit="token", unit_scale=True, desc="features", disable=assets.QUIET) as bar:
+            while order:
+                longest = len(full[order[-1]])
+                rows = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // longest)))]
+                _run(pair, frozen, [full[i] for i in rows], [int(start[i]) for i in rows], layers, arrays)
+                bar.update(sum(len(full[i]) for i in rows))
+        for array in arrays.values():
+            array.flush()
+        records.write_json(done, {"key": key.hexdigest()})
+    opened = {name: torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="r+")) for name in shapes}
+    return Features(
+        tokens=torch.tensor([t for s in full for t in s]),
+        start=torch.from_numpy(start),
+        answer=torch.tensor([int(b) + len(p) for b, (p, _) in zip(start, texts, strict=False)]),
+        hidden={layer: opened[f"hidden{layer}"].view(torch.bfloat16) for layer in layers},
+        soft=opened["soft"].view(torch.bfloat16),
+        best=opened["best"],
+        best_p=opened["best_p"].view(torch.bfloat16),
+    )
+
+
+def _run(pair, frozen, sequences, starts, layers, arrays) -> None:
+    """One right-padded batch through the target; its rows go to their places in the arrays."""
+    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.tensor(sequence)
+    out = pair.target.base_model(ids.to(pair.target.device), output_hidden_states=True, use_cache=False)
+    for row, (sequence, begin) in enumerate(zip(sequences, starts, strict=True)):
+        place, last = slice(begin, begin + len(sequence)), out.hidden_states[-1][row, : len(sequence)]
+        law = F.linear(last, frozen.rows).float().softmax(-1)  # (n, V_d)
+        best_p, best = law.topk(TOP)
+        found = {f"hidden{layer}": out.hidden_states[layer][row, : len(sequence)] for layer in layers}
+        found |= {"soft": law.to(frozen.rows.dtype) @ frozen.rows, "best_p": best_p}
+        for name, value in found.items():
+            arrays[name][place] = value.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
+        arrays["best"][place] = best.to("cpu", torch.int16).numpy()

@@ -1,0 +1,207 @@
+"""The training loop: AdamW, warm-up and cosine, gradient clipping, validation, checkpoints that resume bit for bit."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from specnb import assets, records
+from specnb.heads import Frozen
+from specnb.training import losses
+from specnb.training.features import Features
+from specnb.training.losses import Batch, Loss
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """epochs over the training dialogues at most; lr: peak, after warmup steps; batch_tokens: padded tokens a step.
+
+    Training stops early once the validation loss has not fallen for ``patience`` epochs.
+    """
+
+    epochs: int
+    lr: float = 1e-3
+    batch_tokens: int = 6144
+    warmup: int = 100
+    patience: int = 2
+    checkpoint_every: int = 100  # steps
+    seed: int = 0
+    decay: float = 0.01
+    clip: float = 1.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A head by name: its kind, the loss, the target state it reads, and the trained head it starts from, if any."""
+
+    kind: str
+    loss: Loss
+    hidden_layer: int | None = None
+    count: int = 1
+    parent: str | None = None
+
+
+def edd_recipe(layer: int | None = -4, **options) -> Recipe:
+    return Recipe("edd", partial(losses.edd_loss, layer=layer, **options), layer)
+
+
+EDD_LAYERS = (-1, -2, -8, -15, -22, -29)  # beside -4, for the paper's figure 5
+RECIPES = {
+    "vdm": Recipe("vdm", losses.vdm_loss, count=2),
+    "medusa": Recipe("medusa", losses.medusa_loss, -1, count=4),
+    "eagle": Recipe("eagle", losses.eagle_loss, -1),
+    "hass": Recipe("eagle", losses.hass_loss, -1, parent="eagle"),
+    "edd": edd_recipe(),
+    "edd_no_encoding": edd_recipe(None),
+    "edd_no_kl": edd_recipe(labels=True),
+    "edd_no_random": edd_recipe(lengths=(5, 5)),
+    **{f"edd_layer{-layer}": edd_recipe(layer) for layer in EDD_LAYERS},
+}
+
+
+def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int | None) -> Iterator[list[int]]:
+    """Dialogues in batches of about equal length, up to batch_tokens padded tokens; shuffled unless epoch is None."""
+    lengths = features.start.diff()
+    rng = np.random.default_rng([schedule.seed, 0 if epoch is None else epoch + 1])
+    order = sorted(rows, key=lambda i: (int(lengths[i]), i if epoch is None else rng.random()))
+    found, batch = [], []
+    for row in reversed(order):
+        if batch and int(lengths[batch[0]]) * (len(batch) + 1) > schedule.batch_tokens:
+            found, batch = [*found, batch], []
+        batch.append(row)
+    found.append(batch)
+    yield from found if epoch is None else (found[i] for i in rng.permutation(len(found)))
+
+
+def gather(features: Features, rows: list[int], like: Tensor) -> Batch:
+    """One right-padded batch of dialogues, on the device and in the dtype of a tensor like this one."""
+    spans = [slice(int(features.start[i]), int(features.start[i + 1])) for i in rows]
+    longest = max(s.stop - s.start for s in spans)
+
+    def pad(values: Tensor) -> Tensor:
+        parts = [F.pad(values[s], (0, 0) * (values.dim() - 1) + (0, longest - (s.stop - s.start))) for s in spans]
+        return torch.stack(parts).to(like.device, like.dtype if values.is_floating_point() else torch.int64)
+
+    answers = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row, (i, s) in enumerate(zip(rows, spans, strict=True)):
+        answers[row, int(features.answer[i]) - s.start - 1 : s.stop - s.start - 1] = True
+    hidden = {layer: pad(values) for layer, values in features.hidden.items()}
+    tokens, soft, best, best_p = (pad(x) for x in (features.tokens, features.soft, features.best, features.best_p))
+    return Batch(tokens, answers.to(like.device), hidden, soft, best, best_p)
+
+
+def split(count: int, every: int = 20) -> tuple[list[int], list[int]]:
+    """Dialogues for training and, every so many, for validation."""
+    return [i for i in range(count) if i % every], [i for i in range(count) if i % every == 0]
+
+
+def train(
+    head: nn.Module, frozen: Frozen, features: Features, loss: Loss, schedule: Schedule, checkpoint: Path,
+) -> tuple[nn.Module, list[dict]]:  # fmt: skip
+    """Train a head to its best validation loss; returns it with the learning curve, one row per epoch.
+
+    The checkpoint file holds everything a killed run needs to go on as if nothing had happened: each step's noise
+    comes from (seed, step), each epoch's order from (seed, epoch). Raises ValueError if the file is damaged or
+    belongs to a run with other terms.
+    """
+    device = frozen.rows.device
+    training, validation = split(len(features))
+    steps = schedule.epochs * sum(1 for _ in batches(features, training, schedule, 0))
+    optimizer = torch.optim.AdamW(head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay)
+    state = {"step": 0, "curve": [], "best": None, "best_loss": math.inf}
+    terms = {"schedule": repr(schedule), "tokens": len(features.tokens), "parameters": [*map(str, head.state_dict())]}
+    if checkpoint.exists():
+        state = _restore(checkpoint, terms, head, optimizer)
+    plan = [(epoch, batch) for epoch in range(schedule.epochs) for batch in batches(features, training, schedule, epoch)]
+    per_epoch = len(plan) // schedule.epochs
+    with tqdm(total=steps, initial=state["step"], unit="step", disable=assets.QUIET) as bar:
+        for step in range(state["step"], steps):
+            if len(state["curve"]) and _stale(state["curve"], schedule.patience):
+                break
+            epoch, rows = plan[step]
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
+            generator = torch.Generator().manual_seed(schedule.seed * 1_000_003 + step)
+            with torch.autocast(device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
+                value = loss(head, frozen, gather(features, rows, frozen.rows), generator)
+            optimizer.zero_grad()
+            value.backward()
+            nn.utils.clip_grad_norm_(head.parameters(), schedule.clip)
+            optimizer.step()
+            state["step"] = step + 1
+            state["loss"] = state.get("loss", 0.0) + value.item()
+            bar.update()
+            if state["step"] % per_epoch == 0:
+                measured = validate(head, frozen, features, validation, loss, schedule)
+                state["curve"].append({"epoch": epoch, "step": step + 1, "loss": state.pop("loss") / per_epoch, **measured})
+                bar.set_postfix(measured)
+                if measured["validation_loss"] < state["best_loss"]:
+                    state["best_loss"] = measured["validation_loss"]
+                    state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
+            if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
+                _keep(checkpoint, terms, state, head, optimizer)
+    head.load_state_dict(state["best"])
+    return head, state["curve"]
+
+
+def _stale(curve: list[dict], patience: int) -> bool:
+    values = [row["validation_loss"] for row in curve]
+    return len(values) - 1 - values.index(min(values)) >= patience
+
+
+def _rate(step: int, steps: int, warmup: int) -> float:
+    """Linear warm-up, then a cosine down to a hundredth."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+@torch.no_grad()
+def validate(
+    head: nn.Module, frozen: Frozen, features: Features, rows: list[int], loss: Loss, schedule: Schedule
+) -> dict:
+    """Mean loss over the validation dialogues, every one with the same noise."""
+    total, count = 0.0, 0
+    for number, batch in enumerate(batches(features, rows, schedule, None)):
+        data = gather(features, batch, frozen.rows)
+        with torch.autocast(frozen.rows.device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
+            value = loss(head, frozen, data, torch.Generator().manual_seed(number)).item()
+        total += value * int(data.answers.sum())
+        count += int(data.answers.sum())
+    return {"validation_loss": total / count}
+
+
+def _keep(path: Path, terms: dict, state: dict, head: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    buffer = io.BytesIO()
+    torch.save({"terms": terms, "state": state, "head": head.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
+    records.write(path, buffer.getvalue())
+
+
+def _restore(path: Path, terms: dict, head: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    try:
+        saved = torch.load(path, weights_only=True)
+    except Exception as error:  # torch raises half a dozen kinds for a damaged file
+        raise ValueError(f"the checkpoint {path} is truncated or damaged: delete it to start over") from error
+    if saved["terms"] != terms:
+        raise ValueError(f"the checkpoint {path} belongs to another run ({saved['terms']}, not {terms}): delete it")
+    head.load_state_dict(saved["head"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return saved["state"]
+
+
+def curve_csv(curve: list[dict]) -> str:
+    """The learning curve as CSV text."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(curve[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()} for row in curve)
+    return out.getvalue()

@@ -1,0 +1,188 @@
+"""What each head is trained on: teacher-forced passes over whole sequences, and the losses of the papers.
+
+A pass gives, for each row t, the draft's state for the law of token t + 1; the same passes measure agreement at
+depths 1, 2, … on held-out text. Sequences are padded on the right, where causal masks never look.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specnb import masks
+from specnb.heads import Eagle, Edd, Frozen, Medusa, Vdm
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """B dialogues of up to n tokens. answers: (B, n) bool, rows t whose next token belongs to the answer.
+
+    tokens: (B, n); hidden: layer → (B, n, width); soft: (B, n, width), see ``features``; best, best_p: (B, n, TOP).
+    """
+
+    tokens: Tensor
+    answers: Tensor
+    hidden: dict[int, Tensor]
+    soft: Tensor
+    best: Tensor
+    best_p: Tensor
+
+    def embedded(self, frozen: Frozen) -> Tensor:
+        return F.embedding(self.tokens, frozen.embedding).to(self.soft.dtype)
+
+
+class FrozenCrossEntropy(torch.autograd.Function):
+    """Σ over rows of mass · log Σ exp(W h) − e · h, the cross-entropy against frozen output rows W, in chunks.
+
+    The gradient with respect to h, mass · softmax(W h) W − e, is formed on the way forward.
+    """
+
+    @staticmethod
+    def forward(ctx, h: Tensor, rows: Tensor, soft: Tensor, mass: Tensor, chunk: int = 1024) -> Tensor:
+        gradient, total = torch.empty_like(h), h.new_zeros((), dtype=torch.float32)
+        for at in range(0, len(h), chunk):
+            part = slice(at, at + chunk)
+            logits = (h[part].to(rows.dtype) @ rows.T).float()  # (chunk, V_d)
+            log_sum = logits.logsumexp(-1, keepdim=True)
+            law = (logits - log_sum).exp_().mul_(mass[part, None]).to(rows.dtype)
+            total += (mass[part] * log_sum[:, 0]).sum() - (soft[part].float() * h[part].float()).sum()
+            gradient[part] = (law @ rows - soft[part].to(rows.dtype)).to(h.dtype)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, above: Tensor):
+        (gradient,) = ctx.saved_tensors
+        return (gradient * above).to(gradient.dtype), None, None, None, None
+
+
+def cross_entropy(h: Tensor, frozen: Frozen, soft: Tensor, mass: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of draft states h (R, width) against soft rows (R, width) that carry this much mass (R,)."""
+    mass = torch.ones(len(h), device=h.device) if mass is None else mass
+    return FrozenCrossEntropy.apply(h, frozen.rows, soft, mass) / max(1, len(h))
+
+
+# ---- passes ---------------------------------------------------------------------------------------------------
+
+
+def shifted(x: Tensor, by: int = 1) -> Tensor:
+    """Row t of the result is row t − by of x (B, n, width), zero at the start: each token beside the state before it."""
+    return F.pad(x, (0, 0, by, 0))[:, : x.shape[1]]
+
+
+def eagle_pass(head: Eagle, embedded: Tensor, features: Tensor, depth: int) -> list[Tensor]:
+    """Draft features at depths 1 to depth, (B, n, width) each: EAGLE's training pass, then HASS's context alignment.
+
+    At depth j row t is fed its own draft's feature of row t − 1; it attends to target features up to row t − j + 1
+    and to the draft's of forward 2, …, j on the diagonals behind them, just as in a chain drafted from root t − j + 1.
+    Gradients do not flow from one depth to the one before. HASS (Zhang et al. 2025), section 3.2.
+    """
+    n = embedded.shape[1]
+    places = torch.arange(n, device=embedded.device)
+    back = places[:, None] - places[None, :]  # (n, n): how far behind a query its key stands
+    keys, values, out = [], [], []
+    for j in range(1, depth + 1):
+        x = head.rows(embedded, shifted(out[-1].detach() if out else features))
+        key, value = head.layer.keys_values(x, places)
+        keys, values = [*keys, key], [*values, value]
+        mask = torch.cat([back >= j - 1, *(back == j - i for i in range(2, j + 1))], 1) if j > 1 else None
+        out.append(head.layer(x, places, torch.cat(keys, 2), torch.cat(values, 2), mask))
+    return out
+
+
+def edd_pass(head: Edd, frozen: Frozen, embedded: Tensor, prompt: Tensor | None, block: Tensor) -> Tensor:
+    """EDD's draft states (B, n, width) under the dual-block mask; block: (n,) first row of each row's block.
+
+    Row t sees the target's states h of rows before its block and the tokens of its block up to itself: exactly
+    what a drafter has whose root is the block's first token. prompt None is the variant without encoding result:
+    tokens of earlier blocks stand in for h, so that the layer is an ordinary causal one.
+    """
+    places = torch.arange(embedded.shape[1], device=embedded.device)
+    keys, values = head.layer.keys_values(embedded, places)
+    mask = None
+    if prompt is not None:
+        soft = head.layer.keys_values(prompt, places)
+        keys, values = (torch.cat(pair, 2) for pair in zip(soft, (keys, values), strict=True))
+        mask = masks.dual_block(block)
+    return frozen.norm(head.layer(embedded, places, keys, values, mask))
+
+
+def vdm_pass(head: Vdm, frozen: Frozen, embedded: Tensor) -> Tensor:
+    """The small language model's states (B, n, width): it sees tokens only."""
+    return frozen.norm(head.model(inputs_embeds=embedded, use_cache=False).last_hidden_state)
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------
+
+Loss = Callable[[nn.Module, Frozen, Batch, torch.Generator], Tensor]
+
+
+def eagle_loss(head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator, *, regression: float = 0.1) -> Tensor:
+    """EAGLE: cross-entropy plus SmoothL1 of the features, with uniform noise on the features fed in."""
+    features, n = batch.hidden[-1], batch.tokens.shape[1]
+    noise = torch.rand(features.shape, generator=generator).sub(0.5).mul(0.2 * 512 / n).to(features)
+    (out,) = eagle_pass(head, batch.embedded(frozen), features + noise, 1)
+    h = out[batch.answers]
+    near = F.smooth_l1_loss(h.float(), features[batch.answers].float())
+    return cross_entropy(h, frozen, batch.soft[batch.answers]) + regression * near
+
+
+def hass_loss(
+    head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator, *, depth: int = 3, regression: float = 0.1
+) -> Tensor:
+    """HASS: the EAGLE loss at depths 1 to 3 on the draft's own features, plus the teacher's ten likeliest tokens."""
+    answers, total = batch.answers, 0.0
+    best_p = batch.best_p[answers]
+    top_rows = (frozen.rows[batch.best[answers]] * best_p[..., None]).sum(-2)  # Σ over the top ten of p(x) w_x
+    soft, mass = batch.soft[answers] + top_rows, 1 + best_p.float().sum(-1)
+    for out in eagle_pass(head, batch.embedded(frozen), batch.hidden[-1], depth):
+        h = out[answers]
+        near = F.smooth_l1_loss(h.float(), batch.hidden[-1][answers].float())
+        total = total + cross_entropy(h, frozen, soft, mass) + regression * near
+    return total / depth
+
+
+def edd_loss(
+    head: Edd,
+    frozen: Frozen,
+    batch: Batch,
+    generator: torch.Generator,
+    *,
+    layer: int | None = -4,
+    lengths: tuple[int, int] = (5, 10),
+    labels: bool = False,
+) -> Tensor:
+    """EDD eq. 4: KL to the target (up to its constant) under the dual-block mask, the block length drawn anew each step.
+
+    lengths: shortest and longest block; labels: cross-entropy with the text's next token instead of the target's law.
+    """
+    low, high = lengths
+    length = int(torch.randint(low, high + 1, (), generator=generator))
+    offset = int(torch.randint(length, (), generator=generator))
+    rows = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    block = ((rows + offset) // length * length - offset).clamp_min(0)
+    out = edd_pass(head, frozen, batch.embedded(frozen), batch.hidden[layer] if layer else None, block)
+    return label_loss(out, frozen, batch, 1) if labels else cross_entropy(out[batch.answers], frozen, batch.soft[batch.answers])
+
+
+def label_loss(out: Tensor, frozen: Frozen, batch: Batch, ahead: int) -> Tensor:
+    """Cross-entropy of states (B, n, width) with the text's token ``ahead`` places on; those outside the table are left out."""
+    label = batch.tokens.roll(-ahead, 1)
+    column = torch.searchsorted(frozen.ids, label).clamp_max(len(frozen.ids) - 1)
+    known = batch.answers.roll(1 - ahead, 1) & (frozen.ids[column] == label)
+    known[:, -ahead:] = False
+    return cross_entropy(out[known], frozen, frozen.rows[column[known]])
+
+
+def vdm_loss(head: Vdm, frozen: Frozen, batch: Batch, generator: torch.Generator) -> Tensor:
+    """KL to the target (up to its constant), as for EDD."""
+    out = vdm_pass(head, frozen, batch.embedded(frozen))
+    return cross_entropy(out[batch.answers], frozen, batch.soft[batch.answers])
+
+
+def medusa_loss(head: Medusa, frozen: Frozen, batch: Batch, generator: torch.Generator) -> Tensor:
+    """Medusa-1: Σ over heads of 0.8^i · cross-entropy with the text's token i + 2 places on."""
+    out = head(batch.hidden[-1])  # (B, n, heads, width)
+    return sum(0.8**i * label_loss(out[:, :, i], frozen, batch, i + 2) for i in range(out.shape[2]))
