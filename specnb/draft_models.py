@@ -113,9 +113,7 @@ class CausalLMDraft:
         return out.logits[0, :, : self.columns]
 
 
-def visible_slots(
-    tree: TokenTree, frontier: Sequence[int], slots: dict[int, int], start: int, pending: int
-) -> Tensor:
+def visible_slots(tree: TokenTree, frontier: Sequence[int], slots: dict[int, int], start: int, pending: int) -> Tensor:
     """(m, start + pending + m) bool: what m new nodes see of a cache whose pending slots hold other nodes.
 
     Each sees the first start slots, those of its ancestors (slots: node → place behind start) and itself; an

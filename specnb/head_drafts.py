@@ -44,7 +44,7 @@ def _first_is_root(slots: bool, frontier: Sequence[int]) -> None:
 
 
 def _attend(layer: heads.Layer, cache: TreeLayer, x: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-    """Rows x (n, width) through the layer: their keys and values join the cache, visible (n, all in use); (n, width)."""
+    """Rows x (n, width) through the layer, their keys and values into the cache; visible: (n, all in use)."""
     x, positions = x[None], positions.to(x.device)
     keys, values = cache.update(*layer.keys_values(x, positions))
     return layer(x, positions, keys, values, visible.to(x.device))[0]
@@ -161,7 +161,9 @@ class MedusaDraft:
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         depth = tree.depth[list(frontier)]
         if int(depth.max()) >= self.max_depth:
-            raise ValueError(f"{self.max_depth} Medusa heads draft to depth {self.max_depth}, asked for {int(depth.max()) + 1}")
+            raise ValueError(
+                f"{self.max_depth} Medusa heads draft to depth {self.max_depth}, asked for {int(depth.max()) + 1}"
+            )
         return (self.head(self.before)[0] @ self.frozen.rows.T)[depth.to(self.before.device)]
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:

@@ -218,22 +218,32 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
     for name in ("norm", "final_layer_norm", "ln_f"):
         if hasattr(model.base_model, name):
             return getattr(model.base_model, name)
-    raise ValueError(f"{type(model.base_model).__name__} has no final norm known by name (norm, final_layer_norm, ln_f)")
+    raise ValueError(
+        f"{type(model.base_model).__name__} has no final norm known by name (norm, final_layer_norm, ln_f)"
+    )
 
 
 def start_from(head: nn.Module, model: PreTrainedModel) -> None:
-    """Begin training from the target's own last layer (a vdm: from its first layers and the last one).
+    """Begin training well: edd from the target's last layer, a vdm from its first and last, EAGLE as the identity.
 
-    Raises KeyError or RuntimeError from torch if the target's layers are not of Llama's make.
+    EAGLE's fc passes the feature through and its layer adds nothing yet. Raises KeyError or RuntimeError from torch
+    if an edd or a vdm is to start from layers that are not of Llama's make.
     """
-    layers = model.base_model.layers
     if isinstance(head, Vdm):
-        first = len(head.model.layers) - 1
-        for ours, theirs in zip(head.model.layers, [*layers[:first], layers[-1]], strict=True):
+        layers = model.base_model.layers
+        for ours, theirs in zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True):
             ours.load_state_dict(theirs.state_dict())
-    if isinstance(head, Eagle | Edd):
-        theirs = {name.removeprefix("self_attn.").removeprefix("mlp."): w for name, w in layers[-1].state_dict().items()}
+    if isinstance(head, Edd):
+        last = model.base_model.layers[-1].state_dict()
+        theirs = {name.removeprefix("self_attn.").removeprefix("mlp."): w for name, w in last.items()}
         head.layer.load_state_dict({name: theirs[name] for name in head.layer.state_dict()})
+    if isinstance(head, Eagle):
+        with torch.no_grad():
+            width = head.fc.out_features
+            nn.init.normal_(head.fc.weight, std=0.02)
+            head.fc.weight[:, width:] += torch.eye(width)
+            for part in (head.fc.bias, head.layer.o_proj.weight, head.layer.down_proj.weight):
+                part.zero_()
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -247,7 +257,9 @@ def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, path: Path) -> No
     tensors = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in head.state_dict().items()}
     data = save_tensors({**tensors, "ids": ids.to("cpu", torch.int32)}, metadata={"spec": json.dumps(asdict(spec))})
     records.write(path.with_suffix(".safetensors"), data)
-    records.write_json(path.with_suffix(".json"), {**card, "spec": asdict(spec), "sha256": hashlib.sha256(data).hexdigest()})
+    records.write_json(
+        path.with_suffix(".json"), {**card, "spec": asdict(spec), "sha256": hashlib.sha256(data).hexdigest()}
+    )
 
 
 def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Frozen]:
@@ -262,7 +274,9 @@ def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Fro
         raise ValueError(f"no trained head {path.name!r} in {path.parent}: known are {', '.join(known) or 'none'}")
     facts, data = json.loads(card.read_text(encoding="utf-8")), weights.read_bytes()
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-        raise ValueError(f"{weights} is truncated or damaged (its SHA-256 is not the card's): restore or train it again")
+        raise ValueError(
+            f"{weights} is truncated or damaged (its SHA-256 is not the card's): restore or train it again"
+        )
     if facts["target"] != fingerprint(model):
         raise ValueError(
             f"{weights.name} was trained for a target with fingerprint {facts['target']}, "

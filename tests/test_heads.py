@@ -33,7 +33,7 @@ def make(model, kind: str, hidden_layer=None, count: int = 1):
 
 @torch.no_grad()
 def trained_logits(head, spec, frozen, model, tokens: list[int], root: int, poison: float = 0.0) -> torch.Tensor:
-    """(V_d,) logits after the last of the tokens by the training pass; tokens[:root] are committed, then the tree's path.
+    """(V_d,) logits after the last of the tokens by the training pass; tokens[:root] are committed, then a path.
 
     poison is added to every target state that does not exist yet when the root's tree is drafted.
     """
@@ -84,7 +84,9 @@ class Compared:
 UNEVEN = growth.Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)))
 
 
-def drafted(kind: str, model=None, poison: float = 0.0, break_it=lambda inner: None, prompt=(3, 1, 4, 1, 5)) -> Compared:
+def drafted(
+    kind: str, model=None, poison: float = 0.0, break_it=lambda inner: None, prompt=(3, 1, 4, 1, 5)
+) -> Compared:
     """Decode 14 tokens with a checked head of this kind over an uneven tree."""
     model = model or llama()
     parts = make(model, *KINDS[kind])
@@ -93,7 +95,9 @@ def drafted(kind: str, model=None, poison: float = 0.0, break_it=lambda inner: N
     break_it(inner)
     shape = growth.kary(2, 3) if kind == "medusa" else UNEVEN
     # at T = 2 drafted tokens are accepted now and then although nothing here is trained
-    decode(Target(model), TreeDrafter(compared, shape), verifiers.by_draw, list(prompt), max_new_tokens=14, temperature=2.0)
+    decode(
+        Target(model), TreeDrafter(compared, shape), verifiers.by_draw, list(prompt), max_new_tokens=14, temperature=2.0
+    )
     return compared
 
 

@@ -17,8 +17,8 @@ ROOT = assets.ROOT
 # Each module imports only modules to its left.
 ORDER = [
     "assets", "records", "models", "prompts", "tree", "masks", "cache", "target", "sampling", "verifiers",
-    "draft_models", "heads", "head_drafts", "growth", "drafters", "decode", "hf", "exact", "metrics", "training", "bench", "sweep",
-    "paper", "tree_figure", "figures", "widgets",
+    "draft_models", "heads", "head_drafts", "growth", "drafters", "decode", "hf", "exact", "metrics", "training",
+    "bench", "sweep", "paper", "tree_figure", "figures", "widgets",
 ]  # fmt: skip
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))
 MOST_LINES = 300

@@ -1,28 +1,56 @@
-"""python -m specnb.training corpus: let the target write the corpus."""
+"""Train draft heads for the embedded target, from text it writes itself.
+
+python -m specnb.training corpus             the target writes dialogues; resumes
+python -m specnb.training held-out           its greedy answers to the prompts drafts are measured on
+python -m specnb.training train NAME …       train heads; resumes; writes data/drafts/NAME.*
+python -m specnb.training report             agreement and τ of every trained head on the held-out text
+"""
 
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from specnb import models
-from specnb.training import corpus, writing
+from specnb import heads, models
+from specnb.training import corpus, loop, runs, writing
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m specnb.training", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m specnb.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="what", required=True)
     text = commands.add_parser("corpus", help="let the target write dialogues; resumes")
     text.add_argument("--tokens", type=int, default=1_500_000, help="answer tokens in all")
-    text.add_argument("--folder", type=Path, default=corpus.FOLDER)
-    text.add_argument("--rows", type=int, default=192, help="dialogues written side by side")
+    text.add_argument("--rows", type=int, default=writing.Settings.rows, help="dialogues written side by side")
     text.add_argument("--seed", type=int, default=0)
+    commands.add_parser("held-out", help="greedy answers to the held-out prompts")
+    train = commands.add_parser("train", help="train heads; resumes")
+    train.add_argument("names", nargs="+", choices=sorted(loop.RECIPES), metavar="NAME", help=", ".join(loop.RECIPES))
+    train.add_argument("--epochs", type=int, default=8)
+    train.add_argument("--lr", type=float, default=loop.Schedule.lr)
+    train.add_argument("--out", type=Path, default=heads.FOLDER, help="folder for weights, card and learning curve")
+    train.add_argument("--dialogues", type=int, default=None, help="only the first so many dialogues of the corpus")
+    report = commands.add_parser("report", help="measure trained heads on the held-out text")
+    report.add_argument("--heads", type=Path, default=heads.FOLDER)
+    report.add_argument("--out", type=Path, default=runs.REPORT)
     options = parser.parse_args()
     command = shlex.join(["python", "-m", "specnb.training", *sys.argv[1:]])
     pair = models.load_pair(dtype="bfloat16")
-    pair.target.set_attn_implementation("specnb_grouped")
-    settings = writing.Settings(rows=options.rows)
-    corpus.write(pair, options.tokens, command=command, folder=options.folder, settings=settings, seed=options.seed)
+    if options.what == "corpus":
+        pair.target.set_attn_implementation("specnb_grouped")
+        settings = writing.Settings(rows=options.rows)
+        corpus.write(pair, options.tokens, command=command, settings=settings, seed=options.seed)
+    elif options.what == "held-out":
+        runs.write_held_out(pair, command)
+    elif options.what == "train":
+        schedule = replace(loop.Schedule(epochs=options.epochs), lr=options.lr)
+        for name in options.names:
+            dialogues = corpus.load()[: options.dialogues]
+            runs.train(pair, name, schedule, command, dialogues=dialogues, out=options.out)
+    else:
+        runs.report(pair, command, folder=options.heads, out=options.out)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -57,27 +56,29 @@ def compute(
     frozen: heads.Frozen,
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     layers: Sequence[int],
-    folder: Path,
     *,
     batch_tokens: int = 6144,
 ) -> Features:
-    """Run the target over (prompt, answer) token sequences and keep what heads need, in one folder of arrays.
+    """Run the target over (prompt, answer) token sequences and keep what heads need, in one folder of the cache.
 
-    A folder that is complete for the same texts, layers, target and vocabulary is opened as it is.
+    A folder that is complete for the same texts, layers, target and vocabulary is opened as it is. About
+    (2 + layers) · width bytes a token; OSError from the disk if that does not fit.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
     start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
     key = hashlib.sha256(np.concatenate([np.array(s, np.int32) for s in full]).tobytes())
     key.update(json.dumps([list(layers), heads.fingerprint(pair.target), frozen.ids.tolist(), start.tolist()]).encode())
+    folder = assets.cache_dir() / "features" / key.hexdigest()[:16]
     width, n = frozen.rows.shape[1], int(start[-1])
     shapes = {f"hidden{layer}": (n, width) for layer in layers} | {
         "soft": (n, width), "best": (n, TOP), "best_p": (n, TOP)
     }  # fmt: skip
     done = folder / "done.json"
-    if not done.exists() or json.loads(done.read_text())["key"] != key.hexdigest():
+    if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        done.unlink(missing_ok=True)
-        arrays = {name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int16, s) for name, s in shapes.items()}
+        arrays = {
+            name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int16, s) for name, s in shapes.items()
+        }
         order = sorted(range(len(full)), key=lambda i: len(full[i]))
         with tqdm(total=n, unit="token", unit_scale=True, desc="features", disable=assets.QUIET) as bar:
             while order:
@@ -87,7 +88,7 @@ def compute(
                 bar.update(sum(len(full[i]) for i in rows))
         for array in arrays.values():
             array.flush()
-        records.write_json(done, {"key": key.hexdigest()})
+        records.write_json(done, {"tokens": n, "layers": list(layers)})
     opened = {name: torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="r+")) for name in shapes}
     return Features(
         tokens=torch.tensor([t for s in full for t in s]),

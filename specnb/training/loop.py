@@ -121,7 +121,9 @@ def train(
     terms = {"schedule": repr(schedule), "tokens": len(features.tokens), "parameters": [*map(str, head.state_dict())]}
     if checkpoint.exists():
         state = _restore(checkpoint, terms, head, optimizer)
-    plan = [(epoch, batch) for epoch in range(schedule.epochs) for batch in batches(features, training, schedule, epoch)]
+    plan = [
+        (epoch, batch) for epoch in range(schedule.epochs) for batch in batches(features, training, schedule, epoch)
+    ]
     per_epoch = len(plan) // schedule.epochs
     with tqdm(total=steps, initial=state["step"], unit="step", disable=assets.QUIET) as bar:
         for step in range(state["step"], steps):
@@ -142,7 +144,9 @@ def train(
             bar.update()
             if state["step"] % per_epoch == 0:
                 measured = validate(head, frozen, features, validation, loss, schedule)
-                state["curve"].append({"epoch": epoch, "step": step + 1, "loss": state.pop("loss") / per_epoch, **measured})
+                state["curve"].append(
+                    {"epoch": epoch, "step": step + 1, "loss": state.pop("loss") / per_epoch, **measured}
+                )
                 bar.set_postfix(measured)
                 if measured["validation_loss"] < state["best_loss"]:
                     state["best_loss"] = measured["validation_loss"]

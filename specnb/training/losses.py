@@ -68,7 +68,7 @@ def cross_entropy(h: Tensor, frozen: Frozen, soft: Tensor, mass: Tensor | None =
 
 
 def shifted(x: Tensor, by: int = 1) -> Tensor:
-    """Row t of the result is row t − by of x (B, n, width), zero at the start: each token beside the state before it."""
+    """Row t of the result is row t − by of x (B, n, width), zero at the start: tokens beside the state before them."""
     return F.pad(x, (0, 0, by, 0))[:, : x.shape[1]]
 
 
@@ -119,7 +119,9 @@ def vdm_pass(head: Vdm, frozen: Frozen, embedded: Tensor) -> Tensor:
 Loss = Callable[[nn.Module, Frozen, Batch, torch.Generator], Tensor]
 
 
-def eagle_loss(head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator, *, regression: float = 0.1) -> Tensor:
+def eagle_loss(
+    head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator, *, regression: float = 0.1
+) -> Tensor:
     """EAGLE: cross-entropy plus SmoothL1 of the features, with uniform noise on the features fed in."""
     features, n = batch.hidden[-1], batch.tokens.shape[1]
     noise = torch.rand(features.shape, generator=generator).sub(0.5).mul(0.2 * 512 / n).to(features)
@@ -154,9 +156,9 @@ def edd_loss(
     lengths: tuple[int, int] = (5, 10),
     labels: bool = False,
 ) -> Tensor:
-    """EDD eq. 4: KL to the target (up to its constant) under the dual-block mask, the block length drawn anew each step.
+    """EDD eq. 4: KL to the target (up to its constant) under the dual-block mask.
 
-    lengths: shortest and longest block; labels: cross-entropy with the text's next token instead of the target's law.
+    lengths: shortest and longest block, drawn anew each step; labels: cross-entropy with the text's next token instead of the target's law.
     """
     low, high = lengths
     length = int(torch.randint(low, high + 1, (), generator=generator))
@@ -164,11 +166,15 @@ def edd_loss(
     rows = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     block = ((rows + offset) // length * length - offset).clamp_min(0)
     out = edd_pass(head, frozen, batch.embedded(frozen), batch.hidden[layer] if layer else None, block)
-    return label_loss(out, frozen, batch, 1) if labels else cross_entropy(out[batch.answers], frozen, batch.soft[batch.answers])
+    return (
+        label_loss(out, frozen, batch, 1)
+        if labels
+        else cross_entropy(out[batch.answers], frozen, batch.soft[batch.answers])
+    )
 
 
 def label_loss(out: Tensor, frozen: Frozen, batch: Batch, ahead: int) -> Tensor:
-    """Cross-entropy of states (B, n, width) with the text's token ``ahead`` places on; those outside the table are left out."""
+    """Cross-entropy of states (B, n, width) with the text's token ``ahead`` places on, where the table has it."""
     label = batch.tokens.roll(-ahead, 1)
     column = torch.searchsorted(frozen.ids, label).clamp_max(len(frozen.ids) - 1)
     known = batch.answers.roll(1 - ahead, 1) & (frozen.ids[column] == label)

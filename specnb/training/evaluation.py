@@ -1,0 +1,124 @@
+"""How good a head is on held-out text: agreement by depth, and τ of greedy chains, exactly, by replay.
+
+Decoding greedily, the target's text does not depend on the draft. So teacher-forced predictions at every (root,
+depth) of the recorded text say which chain would have been accepted anywhere, without decoding again.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from specnb import assets, models, prompts
+from specnb.heads import Frozen, Spec
+from specnb.training import loop, losses, writing
+from specnb.training.features import Features
+
+DEPTH = 5
+
+
+@torch.no_grad()
+def answer_greedily(
+    pair: models.Pair, texts: Sequence[str], *, new_tokens: int = 128, rows: int = 27
+) -> list[writing.Dialogue]:
+    """The target's greedy answers to user turns, in the order of the texts; batched, padded on the left."""
+    prompts_ids = [pair.encode(text) for text in texts]
+    before, after = writing.template(pair.tokenizer)
+    pad, eos = pair.tokenizer.pad_token_id, pair.target.generation_config.eos_token_id
+    answers: dict[int, list[int]] = {}
+    order = sorted(range(len(texts)), key=lambda i: len(prompts_ids[i]))
+    for begin in tqdm(range(0, len(order), rows), desc="held-out answers", disable=assets.QUIET):
+        batch = order[begin : begin + rows]
+        longest = len(prompts_ids[batch[-1]])
+        ids = torch.tensor([[pad] * (longest - len(prompts_ids[i])) + prompts_ids[i] for i in batch])
+        mask = torch.tensor([[0] * (longest - len(prompts_ids[i])) + [1] * len(prompts_ids[i]) for i in batch])
+        ids, mask = ids.to(pair.target.device), mask.to(pair.target.device)
+        out = pair.target.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, pad_token_id=pad
+        )
+        for i, row in zip(batch, out[:, longest:].tolist(), strict=True):
+            answers[i] = row[: row.index(eos) + 1] if eos in row else row
+    questions = [tuple(ids[len(before) : len(ids) - len(after)]) for ids in prompts_ids]
+    return [writing.Dialogue(q, tuple(answers[i]), True) for i, q in enumerate(questions)]
+
+
+def held_out_prompts() -> pd.DataFrame:
+    """All prompts drafts are measured on, in a fixed order: columns set, task, id, text."""
+    return pd.concat([prompts.load(name).assign(set=name) for name in prompts.SETS], ignore_index=True)
+
+
+@torch.no_grad()
+def matches(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, depth: int = DEPTH) -> Tensor:
+    """(depth, B, n) bool: [d − 1, :, t] says whether the draft names the text's token t + 1 from root t − d + 1.
+
+    The draft sees the text's own tokens below the root, as it does wherever its earlier guesses were right.
+    """
+    embedded, n = batch.embedded(frozen), batch.tokens.shape[1]
+    if spec.kind == "vdm":
+        out = [losses.vdm_pass(head, frozen, embedded)] * depth
+    elif spec.kind == "medusa":
+        states = head(batch.hidden[spec.hidden_layer])  # (B, n, heads, width); head d − 1 at row t − d
+        out = [losses.shifted(states[:, :, d - 1], d) for d in range(1, min(depth, spec.count) + 1)]
+    elif spec.kind == "eagle":
+        out = losses.eagle_pass(head, embedded, batch.hidden[spec.hidden_layer], depth)
+    else:
+        rows = torch.arange(n, device=embedded.device)
+        prompt = None if spec.hidden_layer is None else batch.hidden[spec.hidden_layer]
+        out = [torch.zeros_like(embedded) for _ in range(depth)]
+        for offset in range(depth):  # block starts ≡ offset: together every row stands at every depth once
+            block = rows - (rows - offset) % depth
+            states = losses.edd_pass(head, frozen, embedded, prompt, block.clamp_min(0))
+            for d in range(1, depth + 1):
+                out[d - 1][:, rows - block == d - 1] = states[:, rows - block == d - 1]
+    target = batch.tokens.roll(-1, 1)
+    found = [frozen.ids[(states @ frozen.rows.T).argmax(-1)] == target for states in out]
+    found += [torch.zeros_like(target, dtype=torch.bool)] * (depth - len(found))
+    return torch.stack(found)
+
+
+def by_dialogue(head: nn.Module, spec: Spec, frozen: Frozen, features: Features) -> Iterator[tuple[int, Tensor]]:
+    """(index, (depth, answer length) matches) of every dialogue; column 0 is the answer's first token."""
+    schedule = loop.Schedule(epochs=1, batch_tokens=4096)
+    for rows in loop.batches(features, list(range(len(features))), schedule, None):
+        batch = loop.gather(features, rows, frozen.rows)
+        found = matches(head, spec, frozen, batch)
+        for row, i in enumerate(rows):
+            yield i, found[:, row, batch.answers[row]].cpu()
+
+
+def steps_of(match: Tensor) -> list[int]:
+    """Accepted tokens of each step when greedy chains are drafted along a text; match: (depth, n) of one answer.
+
+    A step whose root is text position s (−1 is the prompt's last token) drafts positions s + 1 to s + depth.
+    """
+    depth, n = match.shape
+    accepted, at = [], 0
+    while at < n:
+        k = 0
+        while k < depth and at + k < n - 1 and match[k, at + k]:  # the last token is the bonus, never a draft
+            k += 1
+        accepted.append(k)
+        at += k + 1
+    return accepted
+
+
+def measure(
+    name: str, head: nn.Module, spec: Spec, frozen: Frozen, features: Features, sets: Sequence[str]
+) -> pd.DataFrame:
+    """One row per prompt set and one for all: agreement at depths 1 to 5, τ of greedy chains of 5 (bonus included).
+
+    sets: the set each dialogue belongs to. Agreement at depth d is over all answer tokens with a root d places
+    before them, given the text's own tokens in between; τ is tokens over steps of the whole set.
+    """
+    rows = []
+    for i, match in by_dialogue(head, spec, frozen, features):
+        hits = {f"hits{d}": int(match[d - 1, d - 1 :].sum()) for d in range(1, DEPTH + 1)}
+        seen = {f"seen{d}": max(0, match.shape[1] - d + 1) for d in range(1, DEPTH + 1)}
+        rows.append({"set": sets[i], "tokens": match.shape[1], "steps": len(steps_of(match)), **hits, **seen})
+    counts = pd.DataFrame(rows)
+    sums = pd.concat([counts.groupby("set").sum(), counts.drop(columns="set").sum().to_frame("all").T])
+    agreement = {f"depth{d}": sums[f"hits{d}"] / sums[f"seen{d}"] for d in range(1, DEPTH + 1)}
+    table = pd.DataFrame({"tau": sums["tokens"] / sums["steps"], **agreement, "tokens": sums["tokens"]})
+    return table.rename_axis("set").reset_index().assign(head=name)[["head", "set", *table.columns]]

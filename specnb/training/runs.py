@@ -1,0 +1,129 @@
+"""From names to files: features of the corpus, trained heads with their cards, the report on held-out text."""
+
+import io
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from specnb import assets, heads, models, records
+from specnb.training import corpus, evaluation, features, loop, writing
+
+VOCABULARY = 8192
+LAYERS = (-1, -4)  # what the main heads read; the layer sweep asks for more
+HELD_OUT = corpus.FOLDER / "held_out.npz"
+REPORT = assets.DATA / "results" / "heads_held_out"
+
+
+def sequences(pair: models.Pair, dialogues: Sequence[writing.Dialogue]) -> list[tuple[list[int], tuple[int, ...]]]:
+    """(prompt, answer) token ids of dialogues, the chat template put back around the question."""
+    before, after = writing.template(pair.tokenizer)
+    return [([*before, *d.question, *after], d.answer) for d in dialogues]
+
+
+def corpus_features(
+    pair: models.Pair, dialogues: Sequence[writing.Dialogue], ids: torch.Tensor, layers: Sequence[int]
+) -> features.Features:
+    """Features of dialogues, from the cache if they are there."""
+    layers = sorted({*LAYERS, *layers})
+    return features.compute(pair, heads.Frozen.of(pair.target, ids), sequences(pair, dialogues), layers)
+
+
+def train(
+    pair: models.Pair,
+    name: str,
+    schedule: loop.Schedule,
+    command: str,
+    *,
+    dialogues: Sequence[writing.Dialogue] | None = None,
+    vocabulary: int = VOCABULARY,
+    out: Path = heads.FOLDER,
+) -> None:
+    """Train one head by its name in ``loop.RECIPES`` and write weights, card and learning curve to OUT/NAME.*.
+
+    Resumes a killed run from its checkpoint in the cache. A recipe with a parent starts from that head's weights in
+    the same folder; others from the target's own layers.
+    """
+    recipe, began = loop.RECIPES[name], time.monotonic()
+    dialogues = corpus.load() if dialogues is None else dialogues
+    ids = features.vocabulary(dialogues, vocabulary)
+    extra = [recipe.hidden_layer] if recipe.hidden_layer else []
+    data = corpus_features(pair, dialogues, ids, loop.EDD_LAYERS if set(extra) - set(LAYERS) else ())
+    torch.manual_seed(schedule.seed)
+    spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
+    if recipe.parent:
+        head, _, frozen = heads.load(out / recipe.parent, pair.target)
+        if not torch.equal(frozen.ids.cpu(), ids):
+            raise ValueError(
+                f"{recipe.parent} was trained with another vocabulary table: train it on this corpus first"
+            )
+    else:
+        head, frozen = heads.MODULES[recipe.kind](spec), heads.Frozen.of(pair.target, ids)
+        heads.start_from(head, pair.target)
+    head = head.to(pair.target.device, torch.float32).train()
+    checkpoint = assets.cache_dir() / "training" / f"{out.name}-{name}.pt"
+    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint)
+    best = min(curve, key=lambda row: row["validation_loss"])
+    card = {
+        "head": name,
+        "target": heads.fingerprint(pair.target),
+        "target_name": pair.name,
+        "parameters": sum(p.numel() for p in head.parameters()),
+        "vocabulary": len(ids),
+        "data": {
+            "dialogues": len(dialogues),
+            "answer_tokens": sum(len(d.answer) for d in dialogues),
+            "tokens": len(data.tokens),
+        },
+        "parent": recipe.parent,
+        "schedule": asdict(schedule),
+        "steps": curve[-1]["step"],
+        "best": best,
+        "seconds_of_last_run": round(time.monotonic() - began),
+        **records.provenance(command),
+    }
+    heads.save(head, spec, ids, card, out / name)
+    records.write(out / f"{name}.csv", loop.curve_csv(curve))
+    checkpoint.unlink()
+
+
+def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT) -> None:
+    """The target's greedy answers to every held-out prompt, next to the corpus."""
+    table = evaluation.held_out_prompts()
+    shard = corpus.Shard.of(evaluation.answer_greedily(pair, list(table["text"])))
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **vars(shard))
+    records.write(file, buffer.getvalue())
+    facts = {"sha256": assets.sha256(file), "prompts": len(table), "answer_tokens": int(shard.answers.sum())}
+    records.write_json(
+        file.with_suffix(".json"), {**facts, "model": heads.fingerprint(pair.target), **records.provenance(command)}
+    )
+
+
+def held_out(file: Path = HELD_OUT) -> list[writing.Dialogue]:
+    """The held-out text; ValueError if it is missing or damaged."""
+    card = file.with_suffix(".json")
+    if not file.exists() or assets.sha256(file) != json.loads(card.read_text(encoding="utf-8"))["sha256"]:
+        raise ValueError(f"{file} is missing or damaged: run `python -m specnb.training held-out`")
+    with np.load(file) as arrays:
+        return list(corpus.Shard(**arrays).dialogues())
+
+
+def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = REPORT) -> pd.DataFrame:
+    """Measure every head of a folder on the held-out text; writes OUT.csv and OUT.json."""
+    dialogues, sets = held_out(), list(evaluation.held_out_prompts()["set"])
+    tables = []
+    for path in sorted(folder.glob("*.safetensors")):
+        head, spec, frozen = heads.load(path.with_suffix(""), pair.target)
+        data = corpus_features(pair, dialogues, frozen.ids.cpu(), [spec.hidden_layer] if spec.hidden_layer else [])
+        tables.append(evaluation.measure(path.stem, head, spec, frozen, data, sets))
+        print(tables[-1].round(3).to_string(index=False), flush=True)
+    table = pd.concat(tables, ignore_index=True)
+    records.write(f"{out}.csv", table.to_csv(index=False, float_format="%.5g"))
+    records.write_json(f"{out}.json", records.provenance(command))
+    return table
