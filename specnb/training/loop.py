@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from specnb import assets, records
 from specnb.heads import Frozen
 from specnb.training import losses
+from specnb.training.branches import Branches
 from specnb.training.features import Features
 from specnb.training.losses import Batch, Loss
 
@@ -41,13 +42,17 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A head by name: its kind, the loss, the target state it reads, and the trained head it starts from, if any."""
+    """A head by name: its kind, the loss, the target state it reads, and the trained head it starts from, if any.
+
+    trees: the width of the target-built trees that the loss wants, 0 for none.
+    """
 
     kind: str
     loss: Loss
     hidden_layer: int | None = None
     count: int = 1
     parent: str | None = None
+    trees: int = 0
 
 
 def edd_recipe(layer: int | None = -4, **options) -> Recipe:
@@ -60,6 +65,10 @@ RECIPES = {
     "medusa": Recipe("medusa", losses.medusa_loss, -1, count=4),
     "eagle": Recipe("eagle", losses.eagle_loss, -1),
     "hass": Recipe("eagle", losses.hass_loss, -1, parent="eagle"),
+    **{
+        name: Recipe("eagle", losses.talf_loss, -1, parent="eagle", trees=k)
+        for name, k in (("talf", 4), ("talf_k2", 2), ("talf_k1", 1))
+    },
     "edd": edd_recipe(),
     "edd_no_encoding": edd_recipe(None),
     "edd_no_kl": edd_recipe(labels=True),
@@ -82,7 +91,7 @@ def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int 
     yield from found if epoch is None else (found[i] for i in rng.permutation(len(found)))
 
 
-def gather(features: Features, rows: list[int], like: Tensor) -> Batch:
+def gather(features: Features, rows: list[int], like: Tensor, trees: Branches | None = None) -> Batch:
     """One right-padded batch of dialogues, on the device and in the dtype of a tensor like this one."""
     spans = [slice(int(features.start[i]), int(features.start[i + 1])) for i in rows]
     longest = max(s.stop - s.start for s in spans)
@@ -96,25 +105,34 @@ def gather(features: Features, rows: list[int], like: Tensor) -> Batch:
         answers[row, int(features.answer[i]) - s.start - 1 : s.stop - s.start - 1] = True
     hidden = {layer: pad(values) for layer, values in features.hidden.items()}
     tokens, soft, best, best_p = (pad(x) for x in (features.tokens, features.soft, features.best, features.best_p))
-    return Batch(tokens, answers.to(like.device), hidden, soft, best, best_p)
+    branches = None if trees is None else trees.of(rows, like)
+    return Batch(tokens, answers.to(like.device), hidden, soft, best, best_p, branches)
 
 
-def split(count: int, every: int = 20) -> tuple[list[int], list[int]]:
+def split(dialogues: Sequence[int], every: int = 20) -> tuple[list[int], list[int]]:
     """Dialogues for training and, every so many, for validation."""
-    return [i for i in range(count) if i % every], [i for i in range(count) if i % every == 0]
+    return [i for i in dialogues if i % every], [i for i in dialogues if i % every == 0]
 
 
 def train(
-    head: nn.Module, frozen: Frozen, features: Features, loss: Loss, schedule: Schedule, checkpoint: Path,
-) -> tuple[nn.Module, list[dict]]:  # fmt: skip
+    head: nn.Module,
+    frozen: Frozen,
+    features: Features,
+    loss: Loss,
+    schedule: Schedule,
+    checkpoint: Path,
+    trees: Branches | None = None,
+) -> tuple[nn.Module, list[dict]]:
     """Train a head to its best validation loss; returns it with the learning curve, one row per epoch.
+
+    With trees, on the dialogues that carry them.
 
     The checkpoint file holds everything a killed run needs to go on as if nothing had happened: each step's noise
     comes from (seed, step), each epoch's order from (seed, epoch). Raises ValueError if the file is damaged or
     belongs to a run with other terms.
     """
     device = frozen.rows.device
-    training, validation = split(len(features))
+    training, validation = split(range(len(features)) if trees is None else trees.dialogues.tolist())
     steps = schedule.epochs * sum(1 for _ in batches(features, training, schedule, 0))
     optimizer = torch.optim.AdamW(head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay)
     state = {"step": 0, "curve": [], "best": None, "best_loss": math.inf}
@@ -134,7 +152,7 @@ def train(
                 group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
             generator = torch.Generator().manual_seed(schedule.seed * 1_000_003 + step)
             with torch.autocast(device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
-                value = loss(head, frozen, gather(features, rows, frozen.rows), generator)
+                value = loss(head, frozen, gather(features, rows, frozen.rows, trees), generator)
             optimizer.zero_grad()
             value.backward()
             nn.utils.clip_grad_norm_(head.parameters(), schedule.clip)
@@ -143,7 +161,7 @@ def train(
             state["loss"] = state.get("loss", 0.0) + value.item()
             bar.update()
             if state["step"] % per_epoch == 0:
-                measured = validate(head, frozen, features, validation, loss, schedule)
+                measured = validate(head, frozen, features, validation, loss, schedule, trees)
                 state["curve"].append(
                     {"epoch": epoch, "step": step + 1, "loss": state.pop("loss") / per_epoch, **measured}
                 )
@@ -171,12 +189,18 @@ def _rate(step: int, steps: int, warmup: int) -> float:
 
 @torch.no_grad()
 def validate(
-    head: nn.Module, frozen: Frozen, features: Features, rows: list[int], loss: Loss, schedule: Schedule
+    head: nn.Module,
+    frozen: Frozen,
+    features: Features,
+    rows: list[int],
+    loss: Loss,
+    schedule: Schedule,
+    trees: Branches | None = None,
 ) -> dict:
     """Mean loss over the validation dialogues, every one with the same noise."""
     total, count = 0.0, 0
     for number, batch in enumerate(batches(features, rows, schedule, None)):
-        data = gather(features, batch, frozen.rows)
+        data = gather(features, batch, frozen.rows, trees)
         with torch.autocast(frozen.rows.device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
             value = loss(head, frozen, data, torch.Generator().manual_seed(number)).item()
         total += value * int(data.answers.sum())

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from specnb import masks
 from specnb.heads import Eagle, Edd, Frozen, Medusa, Vdm
+from specnb.training.branches import Branches, first_level_mask, second_level_mask
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """B dialogues of up to n tokens. answers: (B, n) bool, rows t whose next token belongs to the answer.
 
-    tokens: (B, n); hidden: layer → (B, n, width); soft: (B, n, width), see ``features``; best, best_p: (B, n, TOP).
+    tokens: (B, n); hidden: layer → (B, n, width); soft: (B, n, width), see ``features``; best, best_p: (B, n, TOP);
+    branches: the trees of these dialogues, where the loss wants them.
     """
 
     tokens: Tensor
@@ -28,6 +30,7 @@ class Batch:
     soft: Tensor
     best: Tensor
     best_p: Tensor
+    branches: Branches | None = None
 
     def embedded(self, frozen: Frozen) -> Tensor:
         return F.embedding(self.tokens, frozen.embedding).to(self.soft.dtype)
@@ -92,6 +95,31 @@ def eagle_pass(head: Eagle, embedded: Tensor, features: Tensor, depth: int) -> l
     return out
 
 
+def tree_pass(head: Eagle, frozen: Frozen, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """TALF's pass: draft features after every text row (B, n, width) and after both tree levels, (B, m, k, width) each.
+
+    A node is fed its token and the draft's feature at its parent; it attends to target-fed text rows up to its root,
+    then to the tree's draft-fed rows above it. Gradients do not flow from a node to its parent, as in HASS.
+    """
+    trees, embedded = batch.branches, batch.embedded(frozen)
+    n, (m, k) = embedded.shape[1], trees.parents.shape[-2:]
+    places = torch.arange(n, device=embedded.device)
+    x = head.rows(embedded, shifted(batch.hidden[-1]))
+    keys, values = head.layer.keys_values(x, places)
+    out = [head.layer(x, places, keys, values, None)]
+    every = torch.arange(len(embedded), device=embedded.device)[:, None]
+    above = out[0].detach()[every, trees.roots][:, :, None].expand(-1, -1, k, -1)  # the root's feature, k times
+    visible = [first_level_mask(trees.roots, n, k), second_level_mask(trees.roots, trees.parents, n)]
+    for level in range(2):
+        x = head.rows(F.embedding(trees.tokens[:, level], frozen.embedding), above).flatten(1, 2)
+        positions = (trees.roots + 1 + level).repeat_interleave(k, 1)
+        key, value = head.layer.keys_values(x, positions)
+        keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
+        out.append(head.layer(x, positions, keys, values, visible[level][:, None]).unflatten(1, (m, k)))
+        above = out[1].detach().gather(2, trees.parents[..., None].expand_as(out[1]))
+    return tuple(out)
+
+
 def edd_pass(head: Edd, frozen: Frozen, embedded: Tensor, prompt: Tensor | None, block: Tensor) -> Tensor:
     """EDD's draft states (B, n, width) under the dual-block mask; block: (n,) first row of each row's block.
 
@@ -144,6 +172,19 @@ def hass_loss(
         near = F.smooth_l1_loss(h.float(), batch.hidden[-1][answers].float())
         total = total + cross_entropy(h, frozen, soft, mass) + regression * near
     return total / depth
+
+
+def talf_loss(head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator) -> Tensor:
+    """TALF (Algorithm 1): cross-entropy summed over the 1 + 2k expanded nodes of target-built trees, averaged here.
+
+    The root's term is taken at every answer token, the others at the roots that carry a tree. No regression loss.
+    """
+    text, *levels = tree_pass(head, frozen, batch)
+    k = batch.branches.parents.shape[-1]
+    total = cross_entropy(text[batch.answers], frozen, batch.soft[batch.answers])
+    for level, out in enumerate(levels):
+        total = total + k * cross_entropy(out.flatten(0, 2), frozen, batch.branches.soft[:, level].flatten(0, 2))
+    return total / (1 + 2 * k)
 
 
 def edd_loss(

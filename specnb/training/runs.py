@@ -12,9 +12,10 @@ import pandas as pd
 import torch
 
 from specnb import assets, heads, models, records
-from specnb.training import corpus, evaluation, features, loop, writing
+from specnb.training import branches, corpus, evaluation, features, loop, writing
 
 VOCABULARY = 8192
+TREE_DIALOGUES, TREE_ROOTS = 1500, 24  # TALF: dialogues that carry target-built trees, and trees in each
 LAYERS = (-1, -4)  # what the main heads read; the layer sweep asks for more
 HELD_OUT = corpus.FOLDER / "held_out.npz"
 REPORT = assets.DATA / "results" / "heads_held_out"
@@ -42,6 +43,7 @@ def train(
     *,
     dialogues: Sequence[writing.Dialogue] | None = None,
     vocabulary: int = VOCABULARY,
+    tree_dialogues: int = TREE_DIALOGUES,
     out: Path = heads.FOLDER,
 ) -> None:
     """Train one head by its name in ``loop.RECIPES`` and write weights, card and learning curve to OUT/NAME.*.
@@ -66,8 +68,12 @@ def train(
         head, frozen = heads.MODULES[recipe.kind](spec), heads.Frozen.of(pair.target, ids)
         heads.start_from(head, pair.target)
     head = head.to(pair.target.device, torch.float32).train()
+    trees = None
+    if recipe.trees:
+        of = range(min(tree_dialogues, len(data)))
+        trees = branches.compute(pair.target, frozen, data, of, k=recipe.trees, m=TREE_ROOTS)
     checkpoint = assets.cache_dir() / "training" / f"{out.name}-{name}.pt"
-    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint)
+    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, trees)
     best = min(curve, key=lambda row: row["validation_loss"])
     card = {
         "head": name,
@@ -81,6 +87,7 @@ def train(
             "tokens": len(data.tokens),
         },
         "parent": recipe.parent,
+        "trees": trees and {"width": recipe.trees, "dialogues": len(trees.dialogues), "roots_each": TREE_ROOTS},
         "schedule": asdict(schedule),
         "steps": curve[-1]["step"],
         "best": best,

@@ -1,0 +1,147 @@
+"""What the target says off its own path: small trees hung at chosen places of a text, scored beside it in two passes."""
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import DynamicCache, PreTrainedModel
+
+from specnb import assets, heads, masks, records
+from specnb.training.features import Features
+
+
+@dataclass(frozen=True, eq=False)
+class Branches:
+    """Trees of two levels of k nodes at m roots in each of B dialogues: TALF's, or any tokens of interest.
+
+    dialogues: (B,) index; roots: (B, m) rows of the roots, counted from the dialogue's start;
+    tokens: (B, 2, m, k) token ids; parents: (B, m, k) which of the first level's nodes each of the second hangs on;
+    soft: (B, 2, m, k, width) bf16, the soft row of the target's law after each node.
+    """
+
+    dialogues: Tensor
+    roots: Tensor
+    tokens: Tensor
+    parents: Tensor
+    soft: Tensor
+
+    def of(self, rows: Sequence[int], like: Tensor) -> "Branches":
+        """Those of some dialogues (by index), on the device and in the dtype of a tensor like this one."""
+        at = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
+        parts = (self.dialogues[at], self.roots[at], self.tokens[at], self.parents[at])
+        return Branches(*(p.to(like.device) for p in parts), self.soft[at].to(like))
+
+
+def first_level_mask(roots: Tensor, n: int, k: int) -> Tensor:
+    """(…, m·k, n + m·k) bool: nodes below roots (…, m) see text rows up to their root, and themselves."""
+    text = torch.arange(n, device=roots.device) <= roots.repeat_interleave(k, -1)[..., None]
+    own = torch.eye(text.shape[-2], dtype=torch.bool, device=roots.device).expand(*text.shape[:-1], -1)
+    return torch.cat([text, own], -1)
+
+
+def second_level_mask(roots: Tensor, parents: Tensor, n: int) -> Tensor:
+    """(…, m·k, n + 2·m·k) bool: text rows up to the root, the parent (parents (…, m, k)) and themselves."""
+    m, k = parents.shape[-2:]
+    first = first_level_mask(roots, n, k)
+    column = (torch.arange(m, device=roots.device)[:, None] * k + parents).flatten(-2)  # (…, m·k)
+    parent = F.one_hot(column, m * k).bool()
+    return torch.cat([first[..., :n], parent, first[..., n:]], -1)
+
+
+@torch.no_grad()
+def score(model: PreTrainedModel, text: Tensor, roots: Tensor, first: Tensor, second=None) -> list[Tensor]:
+    """The target's last states after nodes below roots (m,) of a text (n,), one (m, k, width) tensor per level.
+
+    first: (m, k) token ids; second: function of the first level's states → (tokens (m, k), parents (m, k)), or None.
+    """
+    (n,), (m, k), device = text.shape, first.shape, model.device
+    places = torch.arange(n)
+    causal = torch.cat([places[:, None] >= places, torch.zeros(n, m * k, dtype=torch.bool)], 1)
+    visible = torch.cat([causal, first_level_mask(roots, n, k)])
+    cache = DynamicCache(config=model.config)
+
+    def run(ids: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        mask = masks.additive(visible.to(device), model.dtype)
+        ids, positions = ids[None].to(device), positions[None].to(device)
+        out = model.base_model(ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+        return out.last_hidden_state[0]
+
+    below = (roots + 1).repeat_interleave(k)
+    out = run(torch.cat([text, first.flatten()]), torch.cat([places, below]), visible)
+    states = [out[n:].unflatten(0, (m, k))]
+    if second is not None:
+        tokens, parents = second(states[0])
+        out = run(tokens.flatten(), below + 1, second_level_mask(roots, parents, n))
+        states.append(out.unflatten(0, (m, k)))
+    return states
+
+
+def choose_roots(data: Features, dialogues: Sequence[int], m: int, seed: int) -> tuple[list[int], Tensor]:
+    """m rows of the answer in each dialogue that has as many, drawn without replacement; (kept dialogues, (B, m))."""
+    rng, kept, roots = np.random.default_rng(seed), [], []
+    for i in dialogues:
+        low, high = int(data.answer[i] - data.start[i]) - 1, int(data.start[i + 1] - data.start[i]) - 1
+        if high - low >= m:
+            kept.append(i)
+            roots.append(np.sort(rng.choice(np.arange(low, high), m, replace=False)))
+    return kept, torch.from_numpy(np.array(roots))
+
+
+def compute(
+    model: PreTrainedModel,
+    frozen: heads.Frozen,
+    data: Features,
+    dialogues: Sequence[int],
+    *,
+    k: int,
+    m: int,
+    seed: int = 0,
+) -> Branches:
+    """TALF's trees (Algorithm 1, lines 1 to 5), built by the target with beam search of width k and depth 3.
+
+    At each root the target's k likeliest tokens, then the k likeliest of all their successors by joint probability;
+    with the root, 1 + 2k laws to learn from. Kept in the cache, like features.
+    """
+    kept, roots = choose_roots(data, dialogues, m, seed)
+    key = hashlib.sha256(
+        json.dumps([heads.fingerprint(model), k, m, kept, roots.tolist(), frozen.ids.tolist()]).encode()
+    )
+    key.update(data.tokens.numpy().tobytes())
+    file = assets.cache_dir() / "features" / f"branches-{key.hexdigest()[:16]}.pt"
+    if not file.exists():
+        bar = tqdm(zip(kept, roots, strict=True), total=len(kept), desc=f"trees, k={k}", disable=assets.QUIET)
+        found = [_tree(model, frozen, data, i, at, k) for i, at in bar]
+        buffer = io.BytesIO()
+        torch.save([torch.stack(parts) for parts in zip(*found, strict=True)], buffer)
+        records.write(file, buffer.getvalue())
+    return Branches(torch.tensor(kept), roots, *torch.load(file, weights_only=True, mmap=True))
+
+
+def _tree(
+    model: PreTrainedModel, frozen: heads.Frozen, data: Features, i: int, roots: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (2, m, k), parents (m, k) and soft rows (2, m, k, width) of the trees of one dialogue."""
+    begin, end = int(data.start[i]), int(data.start[i + 1])
+    best, p = data.best[begin + roots, :k].long(), data.best_p[begin + roots, :k].float()  # (m, k)
+    grown = [frozen.ids.cpu()[best]]
+
+    def law(states: Tensor) -> Tensor:
+        return (states @ frozen.rows.T).float().softmax(-1)
+
+    def second(states: Tensor) -> tuple[Tensor, Tensor]:
+        p_next, columns = (x.cpu() for x in law(states).topk(k))  # (m, k, k)
+        chosen = (p[..., None] * p_next).flatten(-2).topk(k).indices  # (m, k) of the k² joint probabilities
+        grown.append(frozen.ids.cpu()[columns.flatten(-2).gather(-1, chosen)])
+        grown.append(chosen // k)
+        return grown[1], grown[2]
+
+    states = torch.stack(score(model, data.tokens[begin:end], roots, grown[0], second))
+    soft = law(states).to(frozen.rows.dtype) @ frozen.rows
+    return torch.stack(grown[:2]), grown[2], soft.to("cpu", torch.bfloat16)
