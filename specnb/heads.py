@@ -45,14 +45,16 @@ class Spec:
         """A head with the proportions of the target's own layers."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
+        keys, width = (getattr(config, name, None) for name in ("num_key_value_heads", "head_dim"))
+        theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)
         return cls(
             kind,
             width=config.hidden_size,
             attention_heads=heads,
-            key_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            key_heads=keys or heads,
+            head_width=width or config.hidden_size // heads,
             mlp=config.intermediate_size,
-            theta=float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)),
+            theta=float(theta),
             epsilon=getattr(config, "rms_norm_eps", 1e-5),
             hidden_layer=hidden_layer,
             count=count,
@@ -87,7 +89,6 @@ class Layer(nn.Module):
         self.gate_proj = nn.Linear(spec.width, spec.mlp, bias=False)
         self.up_proj = nn.Linear(spec.width, spec.mlp, bias=False)
         self.down_proj = nn.Linear(spec.mlp, spec.width, bias=False)
-        self.register_buffer("cos_sin", None, persistent=False)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """x: (B, n, width), positions: (n,) or (B, n) → keys and values, (B, key_heads, n, head_width) each."""
@@ -112,13 +113,9 @@ class Layer(nn.Module):
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary embedding, the two halves of a head turned against each other as in Llama."""
-        if self.cos_sin is None or len(self.cos_sin[0]) <= positions.max() or self.cos_sin.device != x.device:
-            half = torch.arange(0, self.spec.head_width, 2, device=x.device) / self.spec.head_width
-            angle = torch.arange(2048 * (1 + int(positions.max()) // 2048), device=x.device)[:, None] / (
-                self.spec.theta**half
-            )
-            self.cos_sin = torch.stack([angle.cos(), angle.sin()])  # (2, places, head_width / 2)
-        cos, sin = self.cos_sin[:, positions].to(x.dtype)  # (n, half) or (B, n, half)
+        half = torch.arange(0, self.spec.head_width, 2, device=x.device) / self.spec.head_width
+        angle = positions[..., None] / self.spec.theta**half  # (n, half) or (B, n, half), float32
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         if positions.dim() == 2:
             cos, sin = cos[:, None], sin[:, None]
         a, b = x.chunk(2, -1)

@@ -68,3 +68,13 @@ def summary(generations: Generation | Iterable[Generation]) -> dict[str, float]:
         "draft tokens per step": drafted(steps).mean(),
         "acceptance rate": acceptance_rate(steps),
     }
+
+
+def ece(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10) -> float:
+    """Expected calibration error over bins of equal width: Σ share · |accuracy − mean confidence| (Guo et al. 2017).
+
+    confidence: (n,) in 0..1; hit: (n,) 0 or 1.
+    """
+    place = np.minimum((np.asarray(confidence) * bins).astype(int), bins - 1)
+    gap = np.bincount(place, np.asarray(hit) - np.asarray(confidence), bins)  # n · (accuracy − confidence) per bin
+    return float(np.abs(gap).sum() / len(place))

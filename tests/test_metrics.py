@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,3 +50,12 @@ def test_summary_of_several_generations():
 
 def test_nothing_drafted_has_no_rate():
     assert math.isnan(metrics.acceptance_rate([step(0, (), Draft(TokenTree([1], [-1])))]))
+
+
+def test_ece_of_calibrated_and_of_sure_predictors():
+    """The calibrated (.7, .3) predictor of algorithms.md 8: standard ECE 0, the SALF paper's own definition .30."""
+    confidence, hit = np.repeat(0.7, 1000), np.repeat([1, 0], [700, 300])
+    assert metrics.ece(confidence, hit) == pytest.approx(0, abs=1e-12)
+    of_the_targets_token = np.repeat([0.7, 0.3], [700, 300])  # the paper's confidence: its argmax was right where .7
+    assert metrics.ece(of_the_targets_token, hit) == pytest.approx(0.30)
+    assert metrics.ece(np.ones(10), np.zeros(10)) == 1

@@ -40,7 +40,9 @@ def dialogues(pair) -> list[writing.Dialogue]:
         question = torch.randint(V, (3 + i % 4,), generator=generator).tolist()
         prompt = torch.tensor([[1, 2, *question, 3, 4]])
         torch.manual_seed(i)
-        new = pair.target.generate(prompt, max_new_tokens=8 + i % 5, do_sample=True, pad_token_id=0)
+        new = pair.target.generate(
+            prompt, max_new_tokens=8 + i % 5, do_sample=True, attention_mask=torch.ones_like(prompt)
+        )
         found.append(writing.Dialogue(tuple(question), tuple(new[0, prompt.shape[1] :].tolist()), False))
     return found
 
@@ -309,7 +311,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(interrupted, monkeypatch):
 
 
 def test_too_small_a_corpus_for_the_table_is_said(dialogues):
-    with pytest.raises(ValueError, match="only .* different answer tokens, 500 were asked for"):
+    with pytest.raises(ValueError, match=r"only .* different answer tokens, 500 were asked for"):
         features.vocabulary(dialogues, 500)
 
 

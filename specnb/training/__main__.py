@@ -35,6 +35,8 @@ def main() -> None:
     report = commands.add_parser("report", help="measure trained heads on the held-out text")
     report.add_argument("--heads", type=Path, default=heads.FOLDER)
     report.add_argument("--out", type=Path, default=runs.REPORT)
+    ranks = commands.add_parser("ranks", help="EAGLE-type heads by rank of the conditioning token")
+    ranks.add_argument("--heads", type=Path, default=heads.FOLDER)
     options = parser.parse_args()
     command = shlex.join(["python", "-m", "specnb.training", *sys.argv[1:]])
     pair = models.load_pair(dtype="bfloat16")
@@ -49,6 +51,8 @@ def main() -> None:
         for name in options.names:
             dialogues = corpus.load()[: options.dialogues]
             runs.train(pair, name, schedule, command, dialogues=dialogues, out=options.out)
+    elif options.what == "ranks":
+        runs.report_ranks(pair, command, folder=options.heads)
     else:
         runs.report(pair, command, folder=options.heads, out=options.out)
 

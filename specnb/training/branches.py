@@ -1,4 +1,4 @@
-"""What the target says off its own path: small trees hung at chosen places of a text, scored beside it in two passes."""
+"""What the target says off its own path: small trees hung at chosen places of a text, scored in two passes."""
 
 import hashlib
 import io

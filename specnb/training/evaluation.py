@@ -5,15 +5,18 @@ depth) of the recorded text say which chain would have been accepted anywhere, w
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from specnb import assets, models, prompts
 from specnb.heads import Frozen, Spec
 from specnb.training import loop, losses, writing
+from specnb.training.branches import Branches, choose_roots, score
 from specnb.training.features import Features
 
 DEPTH = 5
@@ -122,3 +125,44 @@ def measure(
     agreement = {f"depth{d}": sums[f"hits{d}"] / sums[f"seen{d}"] for d in range(1, DEPTH + 1)}
     table = pd.DataFrame({"tau": sums["tokens"] / sums["steps"], **agreement, "tokens": sums["tokens"]})
     return table.rename_axis("set").reset_index().assign(head=name)[["head", "set", *table.columns]]
+
+
+@torch.no_grad()
+def by_rank(
+    head: nn.Module,
+    spec: Spec,
+    frozen: Frozen,
+    model: PreTrainedModel,
+    features: Features,
+    *,
+    roots: int,
+    ranks: int = 5,
+) -> pd.DataFrame:
+    """SALF & TALF's figure 2b, one row per (root, rank): the draft goes on from its own rank-n token; is it right?
+
+    At each root the draft's n-th likeliest token is taken, whatever the target thinks of it; then the draft's top
+    token after that is compared with the target's argmax after the same token. Columns: rank; hit; confidence, the
+    draft's largest probability; p_target, its probability of the target's token (0 outside the draft's vocabulary).
+    EAGLE-type heads only.
+    """
+    kept, chosen = choose_roots(features, range(len(features)), roots, seed=0)
+    output, rows = model.get_output_embeddings().weight, []
+    for row, i in enumerate(tqdm(kept, desc="by rank", disable=assets.QUIET)):
+        batch = loop.gather(features, [i], frozen.rows)
+        at = chosen[row : row + 1]
+        (text,) = losses.eagle_pass(head, batch.embedded(frozen), batch.hidden[spec.hidden_layer], 1)
+        tokens = frozen.ids[(text[0, at[0]] @ frozen.rows.T).topk(ranks).indices]  # (roots, ranks)
+        unused = torch.zeros_like(tokens)[None]
+        trees = Branches(torch.tensor([i]), at, torch.stack([tokens, tokens])[None], unused, batch.soft[:, :0])
+        _, after, _ = losses.tree_pass(head, frozen, replace(batch, branches=trees))
+        law = (after[0] @ frozen.rows.T).float().softmax(-1)  # (roots, ranks, V_d)
+        (states,) = score(model, batch.tokens[0].cpu(), at[0], tokens.cpu())
+        target = (states @ output.T).argmax(-1)  # (roots, ranks)
+        column = torch.searchsorted(frozen.ids, target).clamp_max(len(frozen.ids) - 1)
+        known = frozen.ids[column] == target
+        confidence, best = law.max(-1)
+        p_target = law.gather(-1, column[..., None])[..., 0] * known
+        for n in range(ranks):
+            parts = (known & (best == column), confidence, p_target)
+            rows += [(n + 1, *values) for values in zip(*(x[:, n].tolist() for x in parts), strict=True)]
+    return pd.DataFrame(rows, columns=["rank", "hit", "confidence", "p_target"])

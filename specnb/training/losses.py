@@ -199,7 +199,8 @@ def edd_loss(
 ) -> Tensor:
     """EDD eq. 4: KL to the target (up to its constant) under the dual-block mask.
 
-    lengths: shortest and longest block, drawn anew each step; labels: cross-entropy with the text's next token instead of the target's law.
+    lengths: shortest and longest block, drawn anew each step; labels: cross-entropy with the text's next token in
+    place of the target's law (the ablation's "w/o KL").
     """
     low, high = lengths
     length = int(torch.randint(low, high + 1, (), generator=generator))
@@ -207,11 +208,9 @@ def edd_loss(
     rows = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     block = ((rows + offset) // length * length - offset).clamp_min(0)
     out = edd_pass(head, frozen, batch.embedded(frozen), batch.hidden[layer] if layer else None, block)
-    return (
-        label_loss(out, frozen, batch, 1)
-        if labels
-        else cross_entropy(out[batch.answers], frozen, batch.soft[batch.answers])
-    )
+    if labels:
+        return label_loss(out, frozen, batch, 1)
+    return cross_entropy(out[batch.answers], frozen, batch.soft[batch.answers])
 
 
 def label_loss(out: Tensor, frozen: Frozen, batch: Batch, ahead: int) -> Tensor:

@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specnb import assets, heads, models, records
+from specnb import assets, heads, metrics, models, records
 from specnb.training import branches, corpus, evaluation, features, loop, writing
 
 VOCABULARY = 8192
 TREE_DIALOGUES, TREE_ROOTS = 1500, 24  # TALF: dialogues that carry target-built trees, and trees in each
 LAYERS = (-1, -4)  # what the main heads read; the layer sweep asks for more
 HELD_OUT = corpus.FOLDER / "held_out.npz"
+RANKS = assets.DATA / "results" / "heads_by_rank"
 REPORT = assets.DATA / "results" / "heads_held_out"
 
 
@@ -130,6 +131,32 @@ def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out:
         data = corpus_features(pair, dialogues, frozen.ids.cpu(), [spec.hidden_layer] if spec.hidden_layer else [])
         tables.append(evaluation.measure(path.stem, head, spec, frozen, data, sets))
         print(tables[-1].round(3).to_string(index=False), flush=True)
+    return _record(tables, command, out)
+
+
+def report_ranks(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = RANKS) -> pd.DataFrame:
+    """SALF & TALF's figure 2b for the EAGLE-type heads of a folder; writes OUT.csv (one row a head and rank).
+
+    ece: standard, of the largest probability; ece_paper: the paper's, of the probability of the target's token.
+    """
+    dialogues, tables = held_out(), []
+    for name in ("eagle", "hass", "talf"):
+        head, spec, frozen = heads.load(folder / name, pair.target)
+        data = corpus_features(pair, dialogues, frozen.ids.cpu(), [])
+        found = evaluation.by_rank(head, spec, frozen, pair.target, data, roots=8)
+        for rank, rows in found.groupby("rank"):
+            hit = rows["hit"].to_numpy(float)
+            ece = {
+                key: metrics.ece(rows[c].to_numpy(), hit)
+                for key, c in (("ece", "confidence"), ("ece_paper", "p_target"))
+            }
+            tables.append(
+                pd.DataFrame([{"head": name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(rows)}])
+            )
+    return _record(tables, command, out)
+
+
+def _record(tables: list[pd.DataFrame], command: str, out: Path) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     records.write(f"{out}.csv", table.to_csv(index=False, float_format="%.5g"))
     records.write_json(f"{out}.json", records.provenance(command))

@@ -1,0 +1,196 @@
+"""The target writing dialogues: what comes out is its own law, once each, resumable, and never a held-out prompt."""
+
+import json
+from dataclasses import replace
+from itertools import islice
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tiny import llama
+
+from specnb.training import corpus, evaluation, runs, writing
+
+V = 9
+SETTINGS = writing.Settings(rows=6, longest_question=7, longest_answer=10, shortest_question=2)
+BEFORE, AFTER = [1, 3], [2, 4, 5]  # token 2 ends a turn
+
+
+@pytest.fixture(autouse=True)
+def tiny_template(monkeypatch):
+    monkeypatch.setattr(writing, "template", lambda tokenizer: (BEFORE, AFTER))
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = llama(vocab_size=V, attn_implementation="specnb_grouped", initializer_range=0.3)
+    model.generation_config.eos_token_id = 2
+    return model
+
+
+@pytest.fixture
+def pair(model):
+    """What the corpus needs of a pair: a target and a decoder, here one word per token."""
+    words = [f"w{i}" for i in range(V)]
+    return SimpleNamespace(
+        name="tiny", target=model, tokenizer=None, decode=lambda ids: " ".join(words[int(t)] for t in ids)
+    )
+
+
+def write(pair, folder, tokens: int, **options):
+    return corpus.write(
+        pair, tokens, command="test", folder=folder, settings=options.pop("settings", SETTINGS), shard=60, **options
+    )
+
+
+@pytest.fixture
+def no_held_out(monkeypatch):
+    monkeypatch.setattr(corpus, "held_out", set)
+
+
+def some(model, count: int, seed: int = 0, **options) -> list[writing.Dialogue]:
+    return list(islice(writing.dialogues(model, None, SETTINGS, seed=seed, **options), count))
+
+
+def test_greedy_answers_are_generates(model):
+    """Rows of all lengths side by side, refilled at any time: each greedy answer is what generate writes alone."""
+    plain = llama(vocab_size=V, initializer_range=0.3)
+    greedy = [d for d in some(model, 60) if d.greedy]
+    assert len(greedy) > 15
+    assert len({len(d.answer) for d in greedy}) > 1
+    for d in greedy:
+        prompt = torch.tensor([[*BEFORE, *d.question, *AFTER]])
+        limits = {"max_new_tokens": SETTINGS.longest_answer, "eos_token_id": 2, "pad_token_id": 0}
+        out = plain.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **limits)
+        assert out[0, prompt.shape[1] :].tolist() == list(d.answer)
+
+
+def test_lengths_ends_and_turns(model):
+    found = some(model, 80)
+    for d in found:
+        assert SETTINGS.shortest_question <= len(d.question) <= SETTINGS.longest_question
+        assert 2 not in d.question
+        assert d.answer[-1] == 2 or len(d.answer) == SETTINGS.longest_answer
+        assert 2 not in d.answer[:-1]
+    assert 0.3 < np.mean([d.greedy for d in found]) < 0.7
+
+
+def test_the_same_seed_writes_the_same(model):
+    assert some(model, 10) == some(model, 10)
+    assert some(model, 10) != some(model, 10, seed=1)
+
+
+def test_unwanted_questions_get_no_answer(model):
+    def wanted(question):
+        return question[0] % 2 == 0
+
+    assert all(d.question[0] % 2 == 0 for d in some(model, 20, wanted=wanted))
+    assert any(d.question[0] % 2 for d in some(model, 20))
+
+
+@pytest.mark.parametrize("top_p", [0.7, 1.0])
+def test_sampling_is_the_nucleus(top_p):
+    """20,000 draws against the nucleus's law, chi-square; the law without nucleus is caught."""
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
+    p = (logits / 0.8).softmax(-1).double()
+    law = p * (p.cumsum(0) - p < top_p)
+    law = law / law.sum()
+    draws = writing.sample(logits.expand(20_000, -1), 0.8, top_p, torch.Generator().manual_seed(0))
+    counts = torch.bincount(draws, minlength=6).double()
+    inside = law > 0
+    assert counts[~inside].sum() == 0
+    assert stats.chisquare(counts[inside].numpy(), (law * 20_000)[inside].numpy()).pvalue > 1e-3
+    wrong = torch.full((6,), 1 / 6, dtype=torch.float64) * 20_000
+    assert stats.chisquare(counts.numpy(), wrong.numpy()).pvalue < 1e-9
+
+
+@pytest.mark.usefixtures("no_held_out")
+def test_the_corpus_is_what_was_written(pair, tmp_path):
+    manifest = write(pair, tmp_path, 150)
+    dialogues = corpus.load(tmp_path)
+    assert sum(len(d.answer) for d in dialogues) == sum(s["answer_tokens"] for s in manifest["shards"]) >= 150
+    assert len({d.question for d in dialogues}) == len(dialogues)  # no question twice
+    assert manifest["model"]["name"] == "tiny"
+    assert {"seconds", "torch", "device", "date", "sha256"} <= manifest["shards"][0].keys()
+
+
+@pytest.mark.usefixtures("no_held_out")
+def test_a_killed_run_goes_on_from_the_last_shard(pair, tmp_path, monkeypatch):
+    first = write(pair, tmp_path, 60)
+    before = (tmp_path / first["shards"][0]["file"]).read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "_save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write(pair, tmp_path, 120)
+    assert corpus.read_manifest(tmp_path) == first
+    second = write(pair, tmp_path, 120)
+    assert second["shards"][0] == first["shards"][0]
+    assert (tmp_path / first["shards"][0]["file"]).read_bytes() == before
+    dialogues = corpus.load(tmp_path)
+    assert len({d.question for d in dialogues}) == len(dialogues)
+
+
+@pytest.mark.usefixtures("no_held_out")
+def test_other_terms_are_refused(pair, tmp_path):
+    write(pair, tmp_path, 60)
+    with pytest.raises(ValueError, match="was written with settings"):
+        write(pair, tmp_path, 120, settings=replace(SETTINGS, answer_temperature=0.9))
+    with pytest.raises(ValueError, match="was written with model"):
+        write(pair, tmp_path, 120, weights="other")
+
+
+@pytest.mark.usefixtures("no_held_out")
+def test_damage_is_named(pair, tmp_path):
+    manifest = write(pair, tmp_path, 60)
+    shard = tmp_path / manifest["shards"][0]["file"]
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=f"{shard.name} is missing or damaged"):
+        corpus.load(tmp_path)
+    with pytest.raises(ValueError, match="holds no corpus"):
+        corpus.load(tmp_path / "nowhere")
+
+
+def test_held_out_questions_never_enter(pair, tmp_path, monkeypatch):
+    """A held-out prompt that the target would ask by itself is thrown away; without the rule it gets in."""
+    monkeypatch.setattr(corpus, "WINDOW", 3)
+    monkeypatch.setattr(corpus, "held_out", set)
+    write(pair, tmp_path / "without", 150)
+    asked = [pair.decode(d.question) for d in corpus.load(tmp_path / "without")]
+    forbidden = corpus.windows(asked[0])
+    monkeypatch.setattr(corpus, "held_out", lambda: forbidden)
+    write(pair, tmp_path / "with", 150)
+    assert not any(corpus.windows(pair.decode(d.question)) & forbidden for d in corpus.load(tmp_path / "with"))
+
+
+def test_windows():
+    assert corpus.windows("One, two") == {("one", "two")}
+    long = "a b c d e f g h i"
+    assert corpus.windows(long) == {tuple("abcdefgh"), tuple("bcdefghi")}
+
+
+# --- what is committed
+
+
+def test_the_committed_corpus_loads_and_is_clean(smollm2):
+    """Every shard is whole, no question shares eight words in a row with a held-out prompt, none is asked twice."""
+    dialogues, forbidden = corpus.load(), corpus.held_out()
+    manifest = json.loads((corpus.FOLDER / "manifest.json").read_text())
+    assert len(dialogues) == sum(s["dialogues"] for s in manifest["shards"])
+    questions = [smollm2.decode(d.question) for d in dialogues]
+    assert not any(corpus.windows(q) & forbidden for q in questions)
+    assert len({tuple(corpus.words(q)) for q in questions}) == len(questions)
+
+
+def test_the_committed_held_out_text_answers_the_prompts(smollm2, monkeypatch):
+    dialogues, table = runs.held_out(), evaluation.held_out_prompts()
+    assert len(dialogues) == len(table) == 324
+    monkeypatch.undo()
+    for (prompt, answer), text in zip(runs.sequences(smollm2, dialogues), table["text"], strict=True):
+        assert prompt == smollm2.encode(text)
+        assert 0 < len(answer) <= 128
