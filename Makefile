@@ -5,7 +5,7 @@ LAB    ?=                 # options for jupyter lab, e.g. LAB="--no-browser --po
 BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 
-.PHONY: lab test figures fetch lint clean
+.PHONY: lab test train-smoke figures fetch lint clean
 .DEFAULT_GOAL := lab
 
 $(VENV)/.ready: pyproject.toml
@@ -27,6 +27,9 @@ lint: $(VENV)/.ready
 test: lint fetch                # ruff, pytest, and every notebook's saved output against a fresh run
 	$(BIN)/python -m pytest tests
 	$(BIN)/python -m pytest --nbval --nbval-current-env $(NB)
+
+train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a tiny corpus (part of make test)
+	$(BIN)/python -m pytest tests/test_training.py
 
 figures: fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
 	$(BIN)/python tests/run_notebooks.py $(NB)

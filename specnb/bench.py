@@ -18,12 +18,13 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from specnb import assets, growth, metrics, models, records, verifiers
+from specnb import assets, growth, head_drafts, metrics, models, records, verifiers
 from specnb import prompts as prompt_sets
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import Drafter, NgramDrafter, TreeDrafter
 from specnb.target import Target
+from specnb.tree import TokenTree
 from specnb.verifiers import Verifier
 
 Method = Callable[[list[int]], list[int]]
@@ -143,6 +144,38 @@ def overhead(pair: models.Pair, prompts: Sequence[list[int]], *, max_new_tokens:
     return float(pd.Series(rows).median())
 
 
+def draft_costs(
+    pair: models.Pair, names: Sequence[str], *, nodes: int = 8, length: int = 200, repetitions: int = 40
+) -> pd.DataFrame:
+    """Milliseconds of one draft forward for a frontier of so many nodes behind a prefix, median and quartiles.
+
+    names: trained heads. The row "target" is the target's forward for one token, in the same run.
+    """
+    prefix = [int(t) for t in torch.randint(1000, 2000, (length,), generator=torch.Generator().manual_seed(0))]
+    tree = TokenTree([prefix[-1], *range(1000, 1000 + nodes)], [-1] + [0] * nodes)
+    seconds: dict[str, list[float]] = {name: [] for name in (*names, "target")}
+    drafts = {name: head_drafts.load(name, pair.target) for name in names}
+    for _ in tqdm(range(repetitions), disable=assets.QUIET):  # heads take turns, as methods do in a race
+        for name, draft in drafts.items():
+            target = Target(pair.target, hidden_layers=draft.hidden_layers)
+            draft.begin(prefix, target.prefill(prefix[:-1]))
+            draft.expand(tree, [0])
+            seconds[name].append(_seconds(lambda draft=draft: draft.expand(tree, range(1, nodes + 1))))
+        target = Target(pair.target)
+        target.prefill(prefix[:-1])
+        seconds["target"].append(_seconds(lambda target=target: target.forward(TokenTree([prefix[-1]], [-1]))))
+    table = pd.DataFrame(seconds).mul(1000).quantile([0.25, 0.5, 0.75]).T
+    return table.set_axis(["quartile", "median", "third quartile"], axis=1).rename_axis("head").reset_index()
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    _wait()
+    began = time.perf_counter()
+    call()
+    _wait()
+    return time.perf_counter() - began
+
+
 def record(frame: pd.DataFrame, out: str | Path, **facts) -> None:
     """Write OUT.csv, and OUT.json with the provenance and further facts; each appears only when complete."""
     command = shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]])
@@ -159,9 +192,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--texts", action="store_true", help="compare greedy texts instead of speed")
+    parser.add_argument("--heads", nargs="+", metavar="NAME", help="time trained heads' draft forwards instead")
     parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
     options = parser.parse_args()
     pair = models.load_pair(options.pair, dtype=options.dtype)
+    if options.heads:
+        frame = draft_costs(pair, options.heads)
+        record(frame, options.out, pair=options.pair, dtype=options.dtype, frontier=8, prefix=200)
+        print(frame.round(2).to_string(index=False))
+        return
     chosen = pd.concat([choose(name, int(count)) for name, count in (p.split(":") for p in options.prompts)])
     ids = [pair.encode(text) for text in chosen["text"]]
     methods = peers(pair, max_new_tokens=options.tokens, self_draft=options.texts)

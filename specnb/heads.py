@@ -152,9 +152,8 @@ class Medusa(nn.Module):
     def __init__(self, spec: Spec):
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(spec.width, spec.width) for _ in range(spec.count))
-        for block in self.blocks:
-            nn.init.zeros_(block.weight)
-            nn.init.zeros_(block.bias)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, features: Tensor) -> Tensor:
         """(..., width) last states → (..., count, width) states for the shared output rows."""
@@ -184,8 +183,6 @@ class Vdm(nn.Module):
             rope_parameters={"rope_type": "default", "rope_theta": spec.theta},
             max_position_embeddings=8192,
             tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=None,
         )
 
 
