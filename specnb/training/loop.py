@@ -31,7 +31,7 @@ class Schedule:
 
     epochs: int
     lr: float = 1e-3
-    batch_tokens: int = 6144
+    batch_tokens: int = 2048
     warmup: int = 100
     patience: int = 2
     checkpoint_every: int = 100  # steps
