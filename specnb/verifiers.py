@@ -80,7 +80,7 @@ def one_hot(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
         left, struck = 1.0, []
         for child in draft.candidates[node]:
             mass = 0.0 if draft.tree.token_list[child] in struck else float(chance[child])
-            if _try(child, mass / left if left > 0 else 0.0, coins, trials):
+            if toss(child, mass / left if left > 0 else 0.0, coins, trials):
                 return child, None
             struck.append(draft.tree.token_list[child])
             left -= mass
@@ -116,7 +116,7 @@ def rrsw(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 def token_level(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """Token-level verification of a chain (Leviathan et al. 2023; Traversal paper, Algorithm 1)."""
-    if not _is_chain(draft):
+    if not is_chain(draft):
         raise ValueError("token_level verifies chains: this draft branches, use rrs, rrsw or one_hot")
     _need(draft, Drawn.IID, "token_level", "rrsw")
     return _recursive_rejection(draft, p, coins, remove=False)
@@ -135,7 +135,7 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
         for child in draft.candidates[node]:
             x = draft.tree.token_list[child]
             px, qx = (p_child[child], q_child[child]) if law is None else (float(law[x]), float(q[x]))
-            if _try(child, min(1.0, px / qx) if qx > 0 else 0.0, coins, trials):
+            if toss(child, min(1.0, px / qx) if qx > 0 else 0.0, coins, trials):
                 return child, None
             if law is None:
                 law, q = p[node].double(), draft.law(node, p.shape[1])
@@ -168,7 +168,8 @@ def _descend(judge: Callable[[int, list[Trial]], tuple[int | None, int | None]])
         path.append(child)
 
 
-def _try(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bool:
+def toss(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bool:
+    """Toss a node's accept coin and note it among the trials."""
     accepted = coins.accept(min(probability, 1.0))
     trials.append(Trial(node, probability, accepted))
     return accepted
@@ -184,7 +185,8 @@ def _follow(draft: Draft, node: int, token: int, trials: list[Trial]) -> int | N
     return None
 
 
-def _is_chain(draft: Draft) -> bool:
+def is_chain(draft: Draft) -> bool:
+    """Whether no node has two candidates below it."""
     return all(len(below) <= 1 for below in draft.candidates)
 
 
@@ -193,7 +195,7 @@ def _need(draft: Draft, drawn: Drawn, name: str, other: str) -> None:
         return  # nothing was drafted, nothing can be wrong
     if draft.drawn is Drawn.POINT:
         raise ValueError(f"{name} needs a sampled draft and its q; this one is POINT (not drawn): use one_hot")
-    if draft.drawn is not drawn and not _is_chain(draft):
+    if draft.drawn is not drawn and not is_chain(draft):
         raise ValueError(
             f"{name} is lossless for siblings drawn {drawn.name} only, these were drawn {draft.drawn.name}: use {other}"
         )

@@ -16,7 +16,7 @@ from specnb import assets
 ROOT = assets.ROOT
 # Each module imports only modules to its left.
 ORDER = [
-    "assets", "records", "models", "prompts", "tree", "masks", "cache", "target", "sampling", "verifiers",
+    "assets", "records", "models", "prompts", "tree", "masks", "cache", "target", "sampling", "verifiers", "traversal",
     "draft_models", "heads", "head_drafts", "growth", "drafters", "decode", "hf", "exact", "metrics", "training",
     "bench", "sweep", "paper", "tree_figure", "figures", "widgets",
 ]  # fmt: skip

@@ -1,0 +1,132 @@
+"""Bottom-up verifiers: block verification of chains, and traversal verification of any tree.
+
+Top-down rules lose a whole subtree with its first node. These weigh a path as a whole: a node is on trial only when
+everything below it has been rejected, with the probability that *something* through it should have survived.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specnb.sampling import Coins
+from specnb.tree import Draft, Drawn
+from specnb.verifiers import Verdict, check, is_chain, toss
+
+
+def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """Block verification of a chain (Sun et al. 2024, arXiv 2403.10444, Algorithm 2).
+
+    With p_i = min(p_{i−1} · p(x_i)/q(x_i), 1) and p_0 = 1 the prefix of length i is accepted with h_γ = p_γ and, for
+    i < γ, h_i = Z / (Z + 1 − p_i), Z = Σ [p_i · p − q]_+; the longest accepted prefix counts, whatever shorter ones
+    came to. Lossless for chains drawn from q, and for POINT chains (where it gains nothing). Raises ValueError on a
+    draft that branches.
+    """
+    check(draft, p)
+    if not is_chain(draft):
+        raise ValueError("block verifies chains: this draft branches, use traversal")
+    ratio, trials = ratios(draft, p), []
+    path, survival = [], [1.0]
+    while draft.candidates[path[-1] if path else 0]:
+        path.append(draft.candidates[path[-1] if path else 0][0])
+        survival.append(min(survival[-1] * ratio[path[-1]], 1.0))
+    for i in range(len(path), -1, -1):
+        node = path[i - 1] if i else 0
+        if i == len(path):  # nothing was drafted below: the bonus token
+            law, h = p[node].double(), survival[i]
+        else:
+            rest = (survival[i] * p[node].double() - draft_law(draft, node, path[i], p)).clamp_min(0)
+            law, h = normalised(rest, p[node]), odds(float(rest.sum()), survival[i])
+        if i == 0 or toss(node, h, coins, trials):
+            break  # the root is always accepted
+    return Verdict(tuple(path[:i]), coins.choose(law), tuple(trials))
+
+
+@dataclass
+class Standing:
+    """A node whose subtree is being traversed: its survival, children not tried yet, and its current p and q.
+
+    p and q are None until a child has been rejected: then they are (V,) float64, what is left of them. A POINT
+    draft has no q: each child's is one-hot.
+    """
+
+    node: int
+    survival: float
+    children: Iterator[int]
+    p: Tensor | None = None
+    q: Tensor | None = None
+
+
+def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """Traversal verification (Weng et al. 2025, Algorithm 3): leaves first, in drawing order, then their parents.
+
+    A node's survival is min(survival of its parent · p(x)/q(x), 1). The first leaf is accepted, with its whole path,
+    with its survival; else it leaves the tree, and at its parent v (survival s) p ← norm([s·p − q]_+), q loses the
+    token, and s ← S / (S + 1 − s) with S = Σ [s·p − q]_+. A parent without children is a leaf. Lossless for any tree
+    drawn IID (where q stays) or SWOR, and for POINT trees (q one-hot, where it gains nothing over one_hot).
+    """
+    check(draft, p)
+    ratio, tokens, trials = ratios(draft, p), draft.tree.token_list, []
+    stack = [Standing(0, 1.0, iter(draft.candidates[0]))]
+    while True:
+        top = stack[-1]
+        child = next(top.children, None) if top.survival > 0 else None  # nothing below survives a dead node
+        if child is not None:
+            x = tokens[child]
+            factor = (
+                ratio[child] if top.p is None else _ratio(float(top.p[x]), 1.0 if top.q is None else float(top.q[x]))
+            )
+            stack.append(Standing(child, min(top.survival * factor, 1.0), iter(draft.candidates[child])))
+            continue
+        if len(stack) == 1 or toss(top.node, top.survival, coins, trials):
+            law = p[top.node] if top.p is None else top.p
+            return Verdict(tuple(standing.node for standing in stack[1:]), coins.choose(law), tuple(trials))
+        stack.pop()
+        _reject(draft, stack[-1], top.node, p)
+
+
+def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
+    """Equations of Algorithm 3, lines 12 to 16: what is left of p, q and survival when a child has been rejected."""
+    q = draft_law(draft, at.node, child, p) if at.q is None else at.q
+    law = p[at.node].double() if at.p is None else at.p
+    rest = (at.survival * law - q).clamp_min(0)
+    at.p, at.survival = normalised(rest, law), odds(float(rest.sum()), at.survival)
+    if draft.drawn is Drawn.IID:
+        at.q = q
+    elif draft.drawn is Drawn.SWOR:
+        q = q.index_fill(0, draft.tree.tokens[child], 0.0)
+        at.q = q / q.sum() if q.any() else q
+
+
+def odds(mass: float, survival: float) -> float:
+    """S / (S + 1 − s), one where both vanish: p and q agree and nothing is left to lose."""
+    rest = mass + 1 - survival
+    return mass / rest if rest > 0 else 1.0
+
+
+def normalised(rest: Tensor, otherwise: Tensor) -> Tensor:
+    """rest over its sum, (V,) float64; the other law if no mass is left."""
+    mass = rest.sum()
+    return rest / mass if mass > 0 else otherwise.double()
+
+
+def draft_law(draft: Draft, node: int, child: int, p: Tensor) -> Tensor:
+    """(V,) float64: the law a child of node was drawn from; one-hot for a POINT draft."""
+    if draft.drawn is not Drawn.POINT:
+        return draft.law(node, p.shape[1])
+    return torch.zeros(p.shape[1], dtype=torch.float64).index_fill_(0, draft.tree.tokens[child], 1.0)
+
+
+def ratios(draft: Draft, p: Tensor) -> list[float]:
+    """p(x)/q(x) of every node's token under the untouched laws of its parent; p(x) for a POINT draft."""
+    parents, tokens = draft.tree.parents.clamp_min(0), draft.tree.tokens
+    above = p[parents, tokens].double()
+    if draft.drawn is Drawn.POINT:
+        return above.tolist()
+    below = draft.q[parents, draft.columns].double()
+    return [_ratio(a, b) for a, b in zip(above.tolist(), below.tolist(), strict=True)]
+
+
+def _ratio(px: float, qx: float) -> float:
+    return px / qx if qx > 0 else 0.0

@@ -1,0 +1,231 @@
+"""Block and traversal verification: exact, never worse, and broken variants caught."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from tiny import llama
+from toy import M_B, M_S, RANDOM, UNEVEN, WORLDS, constant, table, tree_drafter, warped
+
+from specnb import decode, exact, traversal
+from specnb.draft_models import CausalLMDraft
+from specnb.drafters import TreeDrafter
+from specnb.exact import accepted_law, expectation, joint, law, output_law, total_variation
+from specnb.growth import chain, kary
+from specnb.sampling import Warp
+from specnb.target import Target
+from specnb.traversal import block
+from specnb.traversal import traversal as traverse
+from specnb.tree import Draft, Drawn, TokenTree
+from specnb.verifiers import one_hot, rrs, rrsw, sample_and_match, token_level
+
+POINT, IID, SWOR = Drawn
+BINARY = kary(2, 2)
+
+
+def bias(drafter, verifier, p, depth, warp=None):
+    return total_variation(output_law(drafter, verifier, p, depth=depth, warp=warp), joint(p, depth + 1))
+
+
+LOSSLESS = [
+    *[(block, drawn, chain(k), k) for drawn in Drawn for k in (1, 2)],
+    *[(traverse, drawn, shape, 2) for drawn in Drawn for shape in (chain(2), UNEVEN)],
+    (block, SWOR, chain(3), 3),
+    (traverse, SWOR, chain(3), 3),
+    (traverse, SWOR, kary(3, 1), 1),
+    (traverse, IID, kary(3, 1), 1),
+    (traverse, POINT, BINARY, 2),
+]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_lossless(world):
+    p, q = WORLDS[world]
+    for verifier, drawn, shape, depth in LOSSLESS:
+        assert bias(tree_drafter(q, shape, drawn), verifier, p, depth) < 1e-12, (verifier, drawn, shape)
+
+
+@pytest.mark.parametrize("drawn", [IID, SWOR])
+@pytest.mark.parametrize("world", ["random 0", "zeros in both", "paper"])
+def test_lossless_on_the_binary_tree(world, drawn):
+    p, q = WORLDS[world]
+    assert bias(tree_drafter(q, BINARY, drawn), traverse, p, 2) < 1e-12
+
+
+@pytest.mark.parametrize("warp", [Warp(0.7), Warp(1.0, top_k=2), Warp(1.0, top_p=0.8), Warp(0.0)], ids=str)
+@pytest.mark.parametrize("drawn", Drawn)
+def test_lossless_under_warps(warp, drawn):
+    p, q = WORLDS["random 2"]
+    assert bias(tree_drafter(q, UNEVEN, drawn), traverse, warped(p, warp), 2, warp) < 1e-12
+
+
+@pytest.mark.parametrize("drawn", Drawn)
+def test_lossless_over_a_reduced_vocabulary(drawn):
+    p, q = WORLDS["random 3"]
+    assert bias(tree_drafter(q, UNEVEN, drawn, ids=[1, 2]), traverse, p, 2) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth", "expected"),
+    [(chain(2), 2, 5 / 4), (chain(3), 3, 213 / 125), (BINARY, 2, 541 / 320), (UNEVEN, 2, 61 / 40)],
+)
+def test_expected_accepted_length(shape, depth, expected):
+    accepted = accepted_law(tree_drafter(M_S, shape, SWOR), traverse, M_B, depth=depth)
+    assert expectation(accepted, float) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_toy_of_block_verification():
+    """10/9 accepted tokens token by token, 11/9 by block (Sun et al. 2024)."""
+    p, q = constant(1 / 3, 2 / 3), constant(2 / 3, 1 / 3)
+    drafter = tree_drafter(q, chain(2), IID)
+    lengths = {v: expectation(accepted_law(drafter, v, p, depth=2), float) for v in (token_level, block, traverse)}
+    assert lengths == pytest.approx({token_level: 10 / 9, block: 11 / 9, traverse: 11 / 9}, abs=1e-12)
+
+
+def test_figure_2():
+    """The paper's tree a → {b, c}, b → a: every threshold and the outcome law, as exact fractions."""
+    tree = TokenTree([0, 0, 1, 1, 2, 0], [-1, 0, 0, 1, 1, 2])
+    draft, p = Draft(tree, table(M_S, tree), SWOR), table(M_B, tree)
+    verdicts = law(lambda coins: traverse(draft, p, coins))
+    (longest,) = {v.trials for v in verdicts if len(v.trials) == 5 and not v.trials[-1].accepted}
+    assert [trial.node for trial in longest] == [3, 4, 1, 5, 2]  # X3, X4, X1, X5, X2: then the root
+    expected = [2 / 3, 7 / 11, 0, 2 / 9, 3 / 53]
+    assert [trial.probability for trial in longest] == pytest.approx(expected, abs=1e-12)
+    paths = law(lambda coins: traverse(draft, p, coins).path)
+    fractions = {(1, 3): 2 / 3, (1, 4): 7 / 33, (2, 5): 8 / 297, (2,): 28 / 5247, (): 1400 / 15741}
+    assert {path: x for path, x in paths.items() if x > 0} == pytest.approx(fractions, abs=1e-12)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_traversal_is_block_verification_on_chains_and_beats_token_level(world):
+    """Theorem 3.4, by enumeration."""
+    p, q = WORLDS[world]
+    drafter = tree_drafter(q, chain(3), SWOR)
+    blocks, trees, tokens = (expectation(accepted_law(drafter, v, p, depth=3), float) for v in (block, traverse, rrsw))
+    assert trees == pytest.approx(blocks, abs=1e-12)
+    assert blocks >= tokens - 1e-12
+    by_length = [accepted_law(drafter, v, p, depth=3) for v in (block, traverse)]
+    assert by_length[0] == pytest.approx({k: by_length[1].get(k, 0.0) for k in by_length[0]}, abs=1e-12)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_never_shorter_than_rejection_sampling_on_trees(world):
+    p, q = WORLDS[world]
+    for drawn, verifier in ((SWOR, rrsw), (IID, rrs)):
+        drafter = tree_drafter(q, UNEVEN, drawn)
+        ours, theirs = (expectation(accepted_law(drafter, v, p, depth=2), float) for v in (traverse, verifier))
+        assert ours >= theirs - 1e-12
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_gain_on_deterministic_trees(world):
+    """One-hot q: traversal = one-hot rejection = sample and match, in law of the accepted path."""
+    p, _ = WORLDS[world]
+    tree = TokenTree.from_paths([(0, 1), (0, 2), (2,), (2, 1)])
+    rows = table(p, tree)
+    laws = [law(lambda coins, v=v: v(Draft(tree), rows, coins).path) for v in (traverse, one_hot, sample_and_match)]
+    for other in laws[1:]:
+        assert total_variation(laws[0], other) < 1e-12
+
+
+@pytest.mark.parametrize("drawn", [IID, SWOR])
+def test_lemma_a2_for_the_first_child(drawn):
+    """Given the first child, the result runs through it with min(p/q, 1), whatever is drawn below and beside it."""
+    for p, q in RANDOM:
+        drafter = tree_drafter(q, UNEVEN, drawn)
+
+        def first_and_fate(coins, p=p, drafter=drafter):
+            draft, verdict = exact.verify_once(drafter, traverse, p, coins, depth=2)
+            return draft.tree.token_list[1], 1 in verdict.path
+
+        joint_law = law(first_and_fate)
+        for x in range(3):
+            through = joint_law.get((x, True), 0.0) / (joint_law.get((x, True), 0.0) + joint_law[x, False])
+            assert through == pytest.approx(min(1.0, float(p(())[x] / q(())[x])), abs=1e-12)
+
+
+# ---- refusals and negative controls -------------------------------------------------------------------------
+
+
+def test_block_refuses_trees():
+    tree = TokenTree([0, 1, 2], [-1, 0, 0])
+    with pytest.raises(ValueError, match="this draft branches, use traversal"):
+        block(Draft(tree, table(M_S, tree), SWOR), table(M_B, tree), None)
+
+
+def broken(monkeypatch, name, change):
+    monkeypatch.setattr(traversal, name, change)
+    return max(bias(tree_drafter(q, BINARY, SWOR), traverse, p, 2) for p, q in RANDOM)
+
+
+def test_a_draft_law_that_keeps_rejected_tokens_is_caught():
+    """SWOR siblings verified as if drawn IID, and the other way round."""
+
+    def lie(drawn):
+        return lambda draft, p, coins: traverse(replace(draft, drawn=drawn), p, coins)
+
+    assert max(bias(tree_drafter(q, BINARY, SWOR), lie(IID), p, 2) for p, q in RANDOM) > 0.02
+    assert max(bias(tree_drafter(q, BINARY, IID), lie(SWOR), p, 2) for p, q in RANDOM) > 0.02
+
+
+def test_dividing_by_the_remaining_draft_mass_is_caught(monkeypatch):
+    """p' = min(S / (1 − q(x)), 1), seen in a public file."""
+
+    def wrong(draft, at, child, p):
+        q = at.q if at.q is not None else traversal.draft_law(draft, at.node, child, p)
+        before = at.survival
+        law_ = p[at.node].double() if at.p is None else at.p
+        mass = float((before * law_ - q).clamp_min(0).sum())
+        right(draft, at, child, p)
+        at.survival = min(mass / max(1 - float(q[draft.tree.token_list[child]]), 1e-9), 1.0)
+        if len(draft.tree.path(at.node)) == 0:
+            at.survival = 1.0
+
+    right = traversal._reject
+    assert broken(monkeypatch, "_reject", wrong) > 0.005
+
+
+def test_a_survival_that_is_not_updated_is_caught(monkeypatch):
+    assert broken(monkeypatch, "odds", lambda mass, survival: survival) > 0.01
+
+
+def test_the_residual_without_survival_is_caught(monkeypatch):
+    """[p − q]_+ as top-down rules take it, in place of [s·p − q]_+."""
+    assert broken(monkeypatch, "normalised", lambda rest, law_: law_.double()) > 0.01
+
+
+def test_the_whole_engine_is_exact(monkeypatch):
+    """A random tiny transformer as target and another as draft, through cache, masks and decode: float64, V = 4."""
+    sizes = {"vocab_size": 4, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    big, small = (llama(seed, **sizes).double() for seed in (0, 1))
+
+    def text(verifier, shape, coins):
+        monkeypatch.setattr(decode, "RandomCoins", lambda *_: Counting(coins))
+        drafter = TreeDrafter(CausalLMDraft(small), shape, SWOR)
+        new = []
+        for step in decode.steps(Target(big), drafter, verifier, [1, 2], max_new_tokens=3, temperature=1.0):
+            new += step.tokens
+        return tuple(new)
+
+    @torch.no_grad()
+    def model(prefix):
+        return big(torch.tensor([[1, 2, *prefix]])).logits[0, -1].softmax(-1)
+
+    expected = joint(model, 3)
+    for verifier, shape in ((traverse, UNEVEN), (block, chain(2))):
+        assert total_variation(law(partial(text, verifier, shape)), expected) < 1e-6  # probabilities are float32
+
+
+class Counting:
+    """Coins with the record that decode clears."""
+
+    def __init__(self, coins):
+        self.coins, self.uniforms = coins, []
+
+    def accept(self, probability):
+        return self.coins.accept(probability)
+
+    def choose(self, probabilities):
+        return self.coins.choose(probabilities)
