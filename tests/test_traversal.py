@@ -141,8 +141,8 @@ def test_lemma_a2_for_the_first_child(drawn):
 
         joint_law = law(first_and_fate)
         for x in range(3):
-            through = joint_law.get((x, True), 0.0) / (joint_law.get((x, True), 0.0) + joint_law[x, False])
-            assert through == pytest.approx(min(1.0, float(p(())[x] / q(())[x])), abs=1e-12)
+            through, past = (joint_law.get((x, fate), 0.0) for fate in (True, False))
+            assert through / (through + past) == pytest.approx(min(1.0, float(p(())[x] / q(())[x])), abs=1e-12)
 
 
 # ---- refusals and negative controls -------------------------------------------------------------------------
