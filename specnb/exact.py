@@ -55,7 +55,7 @@ class _Script:
         return self._toss((weights / weights.sum()).tolist())
 
 
-def law(fn: Callable[[Coins], Outcome]) -> Law:
+def law(fn: Callable[[Coins], Outcome], *, script: type[_Script] = _Script) -> Law:
     """The exact law of fn's result: outcome → probability, float64, every coin outcome enumerated.
 
     fn must take all its randomness from the coins and start afresh at each call.
@@ -63,12 +63,12 @@ def law(fn: Callable[[Coins], Outcome]) -> Law:
     result: Law = defaultdict(float)
     scripts: list[list[int]] = [[]]
     while scripts:
-        script = _Script(scripts.pop())
-        outcome = fn(script)
-        if script.position < len(script.outcomes):
+        coins = script(scripts.pop())
+        outcome = fn(coins)
+        if coins.position < len(coins.outcomes):
             raise ValueError("fn tossed other coins than at its last call: it must start afresh each time")
-        result[outcome] += script.probability
-        scripts += script.open
+        result[outcome] += coins.probability
+        scripts += coins.open
     return dict(result)
 
 
@@ -140,3 +140,20 @@ def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, wa
 def accepted_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:
     """Law of the number of accepted draft tokens in one step (bonus not counted)."""
     return law(lambda coins: len(verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)[1].path))
+
+
+class _AcceptOnly(_Script):
+    """A script whose choices are not enumerated: the likeliest token stands for all of them."""
+
+    def choose(self, probabilities: Tensor) -> int:
+        return int(probabilities.argmax())
+
+
+def accepted_given(draft: Draft, p: Tensor, verifier: Verifier) -> Law:
+    """Law of the number of accepted tokens for one given tree and its p and q: every accept coin, no draws.
+
+    The next token has no say in what is accepted, so its law need not be enumerated: a real vocabulary is no
+    obstacle, and n nodes take n + 1 runs of the verifier at most. Not for verifiers that elect by drawing
+    (sample_and_match). The paired comparison of verifiers rests on this: no coin is left to chance.
+    """
+    return law(lambda coins: len(verifier(draft, p, coins).path), script=_AcceptOnly)

@@ -16,9 +16,9 @@ from specnb import assets
 ROOT = assets.ROOT
 # Each module imports only modules to its left.
 ORDER = [
-    "assets", "records", "models", "prompts", "tree", "masks", "cache", "target", "sampling", "verifiers", "traversal",
-    "draft_models", "heads", "head_drafts", "growth", "drafters", "decode", "hf", "exact", "metrics", "training",
-    "bench", "sweep", "paper", "tree_figure", "figures", "widgets",
+    "assets", "records", "models", "prompts", "tree", "masks", "cache", "target", "sampling", "verifiers",
+    "traversal", "multidraft", "draft_models", "heads", "head_drafts", "growth", "drafters", "decode", "hf",
+    "exact", "metrics", "training", "bench", "sweep", "paper", "tree_figure", "figures", "widgets",
 ]  # fmt: skip
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))
 MOST_LINES = 300

@@ -145,6 +145,26 @@ def test_lemma_a2_for_the_first_child(drawn):
             assert through / (through + past) == pytest.approx(min(1.0, float(p(())[x] / q(())[x])), abs=1e-12)
 
 
+@pytest.mark.parametrize(("verifier", "drawn"), [(traverse, SWOR), (rrsw, SWOR), (traverse, IID), (rrs, IID)])
+def test_accepted_given_a_tree_averages_to_the_whole_law(verifier, drawn):
+    """E over trees of the exact conditional expectation = the exact expectation: nothing is lost by conditioning."""
+    for p, q in RANDOM[:2]:
+        drafter = tree_drafter(q, UNEVEN, drawn)
+
+        def tree(coins, drafter=drafter):
+            drafter.begin((0,), Warp(), {})
+            drawn_tree = drafter.propose(coins, 2).tree
+            return tuple(drawn_tree.token_list), tuple(drawn_tree.parent_list)
+
+        total = 0.0
+        for (tokens, parents), mass in law(tree).items():
+            drawn_tree = TokenTree(list(tokens), list(parents))
+            draft = Draft(drawn_tree, table(q, drawn_tree), drawn)
+            total += mass * expectation(exact.accepted_given(draft, table(p, drawn_tree), verifier), float)
+        whole = expectation(accepted_law(drafter, verifier, p, depth=2), float)
+        assert total == pytest.approx(whole, abs=1e-12)
+
+
 # ---- refusals and negative controls -------------------------------------------------------------------------
 
 
