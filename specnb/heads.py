@@ -15,6 +15,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specnb import assets, records
 
@@ -241,19 +242,23 @@ def start_from(head: nn.Module, model: PreTrainedModel) -> None:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short name for a target's weights, the same in float32 and bf16: what a head was trained for."""
-    rows = model.get_output_embeddings().weight[:256].detach().to("cpu", torch.bfloat16).contiguous()
-    return hashlib.sha256(rows.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+    """A short name for a target's weights, the same in float32 and bf16: what a head was trained for.
+
+    Sixty-four evenly spaced rows of every matrix enter it, so that any fine-tune has a name of its own.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        rows = weight.detach()[:: max(1, len(weight) // 64)].to("cpu", torch.bfloat16).contiguous()
+        digest.update(name.encode() + rows.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, path: Path) -> None:
-    """Write PATH.safetensors (bf16) and its card PATH.json, each in one move."""
+    """Write PATH.safetensors (bf16) and its card PATH.json; on a full disk an earlier pair stays as it was."""
     tensors = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in head.state_dict().items()}
-    data = save_tensors({**tensors, "ids": ids.to("cpu", torch.int32)}, metadata={"spec": json.dumps(asdict(spec))})
-    records.write(path.with_suffix(".safetensors"), data)
-    records.write_json(
-        path.with_suffix(".json"), {**card, "spec": asdict(spec), "sha256": hashlib.sha256(data).hexdigest()}
-    )
+    data = save_tensors({**tensors, "ids": ids.to("cpu", torch.int32)})
+    card = {**card, "spec": asdict(spec), "sha256": hashlib.sha256(data).hexdigest()}
+    records.write_all({path.with_suffix(".safetensors"): data, path.with_suffix(".json"): records.to_json(card)})
 
 
 def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Frozen]:
@@ -281,20 +286,31 @@ def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Fro
     spec = Spec(**{f.name: facts["spec"][f.name] for f in fields(Spec)})
     head = MODULES[spec.kind](spec)
     head.load_state_dict(tensors)
-    return head.to(model.device, model.dtype).eval(), spec, Frozen.of(model, ids)
+    return exact_rotation(head.to(model.device, model.dtype)).eval(), spec, Frozen.of(model, ids)
 
 
 def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False) -> LlamaForCausalLM:
     """The vdm as a plain transformers model over the whole vocabulary, for ``generate(assistant_model=…)``.
 
-    Its output rows for tokens outside the reduced vocabulary are zero: logit 0, below any token it would draft.
-    reduced leaves those rows out: (…, V_d) logits, one per id.
+    Its output has a bias that rules out tokens outside the reduced vocabulary; reduced leaves their rows out:
+    (…, V_d) logits, one per id.
     """
     model = LlamaForCausalLM(Vdm.config(spec, len(frozen.embedding)))
     model.model.layers, model.model.norm = head.model.layers, frozen.norm
     model.model.embed_tokens.weight = nn.Parameter(frozen.embedding, requires_grad=False)
-    rows = frozen.rows
-    if not reduced:
+    if reduced:
+        model.lm_head.weight = nn.Parameter(frozen.rows, requires_grad=False)
+    else:
+        bias = torch.full((len(frozen.embedding),), -1e4).index_fill_(0, frozen.ids.cpu(), 0.0)
+        model.lm_head = nn.Linear(spec.width, len(frozen.embedding))
         rows = torch.zeros_like(frozen.embedding).index_copy_(0, frozen.ids, frozen.rows)
-    model.lm_head.weight = nn.Parameter(rows, requires_grad=False)
-    return model.to(rows).eval()
+        model.lm_head.weight, model.lm_head.bias = (nn.Parameter(x, requires_grad=False) for x in (rows, bias))
+    return exact_rotation(model.to(frozen.rows)).eval()
+
+
+def exact_rotation(model: nn.Module) -> nn.Module:
+    """Put the rotary frequencies of transformers' modules back to float32: ``.to(bf16)`` rounds them, ruinously."""
+    for module in model.modules():
+        if isinstance(module, LlamaRotaryEmbedding):
+            module.inv_freq = LlamaRotaryEmbedding(module.config).inv_freq.to(module.inv_freq.device)
+    return model

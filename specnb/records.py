@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections.abc import Mapping
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -25,19 +26,33 @@ def provenance(command: str) -> dict[str, str]:
 
 def write(path: str | Path, data: bytes | str) -> None:
     """Write a file in one move: a full disk or a kill leaves the earlier file as it was (OSError from the disk)."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    write_all({path: data})
+
+
+def write_all(files: Mapping[str | Path, bytes | str]) -> None:
+    """``write`` for files that belong together: none is put in place before all are on the disk."""
+    parts: dict[Path, Path] = {}
     try:
-        with open(part, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        for path, data in files.items():
+            path = Path(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            parts[path] = path.with_name(f"{path.name}.part-{os.getpid()}")
+            with open(parts[path], "wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, part in parts.items():
+            os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+
+
+def to_json(content: dict) -> str:
+    """Indented JSON text."""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def write_json(path: str | Path, content: dict) -> None:
     """``write`` as indented JSON."""
-    write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write(path, to_json(content))

@@ -32,6 +32,7 @@ def main() -> None:
     train.add_argument("--lr", type=float, default=loop.Schedule.lr)
     train.add_argument("--out", type=Path, default=heads.FOLDER, help="folder for weights, card and learning curve")
     train.add_argument("--dialogues", type=int, default=None, help="only the first so many dialogues of the corpus")
+    train.add_argument("--again", action="store_true", help="train anew what was trained on the same terms")
     report = commands.add_parser("report", help="measure trained heads on the held-out text")
     report.add_argument("--heads", type=Path, default=heads.FOLDER)
     report.add_argument("--out", type=Path, default=runs.REPORT)
@@ -48,9 +49,9 @@ def main() -> None:
         runs.write_held_out(pair, command)
     elif options.what == "train":
         schedule = replace(loop.Schedule(epochs=options.epochs), lr=options.lr)
+        dialogues = corpus.load()[: options.dialogues]
         for name in options.names:
-            dialogues = corpus.load()[: options.dialogues]
-            runs.train(pair, name, schedule, command, dialogues=dialogues, out=options.out)
+            runs.train(pair, name, schedule, command, dialogues=dialogues, out=options.out, again=options.again)
     elif options.what == "ranks":
         runs.report_ranks(pair, command, folder=options.heads)
     else:

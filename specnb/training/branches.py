@@ -91,6 +91,8 @@ def choose_roots(data: Features, dialogues: Sequence[int], m: int, seed: int) ->
         if high - low >= m:
             kept.append(i)
             roots.append(np.sort(rng.choice(np.arange(low, high), m, replace=False)))
+    if not kept:
+        raise ValueError(f"none of {len(dialogues)} dialogues has an answer of {m} tokens to hang trees on")
     return kept, torch.from_numpy(np.array(roots))
 
 

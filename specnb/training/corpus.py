@@ -83,7 +83,10 @@ def read_manifest(folder: Path = FOLDER) -> dict:
     path = folder / "manifest.json"
     if not path.exists():
         raise ValueError(f"{folder} holds no corpus (no manifest.json): run `python -m specnb.training corpus` first")
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it, the shards beside it are untouched") from error
 
 
 def write(
@@ -105,18 +108,16 @@ def write(
     """
     settings = settings or writing.Settings()
     terms = {"model": {"name": pair.name, "sha256": weights}, "settings": asdict(settings), "seed": seed}
-    try:
+    manifest = {**terms, "shards": []}
+    if (folder / "manifest.json").exists():
         manifest = read_manifest(folder)
-    except ValueError:
-        manifest = {**terms, "shards": []}
     for name, value in terms.items():
         if manifest[name] != value:
             raise ValueError(f"the corpus in {folder} was written with {name} {manifest[name]}, not with {value}")
     asked = {tuple(words(pair.decode(d.question))) for d in load(folder)} if manifest["shards"] else set()
     wanted = _filter(pair, asked)
-    stream = writing.dialogues(
-        pair.target, pair.tokenizer, settings, seed=_stream_seed(seed, len(manifest["shards"])), wanted=wanted
-    )
+    number = 1 + max((int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz")), default=-1)
+    stream = writing.dialogues(pair.target, pair.tokenizer, settings, seed=_stream_seed(seed, number), wanted=wanted)
     have = sum(entry["answer_tokens"] for entry in manifest["shards"])
     with tqdm(total=target_answer_tokens, initial=have, unit="token", unit_scale=True, disable=assets.QUIET) as bar:
         while have < target_answer_tokens:
@@ -125,7 +126,8 @@ def write(
                 dialogues.append(next(stream))
                 count += len(dialogues[-1].answer)
                 bar.update(len(dialogues[-1].answer))
-            entry = _save(folder, len(manifest["shards"]), Shard.of(dialogues))
+            entry = _save(folder, number, Shard.of(dialogues))
+            number += 1
             facts = {"answer_tokens": count, "seconds": round(time.monotonic() - began, 1)}
             manifest["shards"].append({**entry, **facts, **records.provenance(command)})
             records.write_json(folder / "manifest.json", manifest)
@@ -147,8 +149,8 @@ def _filter(pair: models.Pair, asked: set[tuple[str, ...]]) -> Callable[[tuple[i
     return wanted
 
 
-def _stream_seed(seed: int, shards: int) -> int:
-    return int(np.random.SeedSequence([seed, shards]).generate_state(1)[0])
+def _stream_seed(seed: int, shard: int) -> int:
+    return int(np.random.SeedSequence([seed, shard]).generate_state(1)[0])
 
 
 def _save(folder: Path, number: int, shard: Shard) -> dict:

@@ -149,14 +149,14 @@ def by_rank(
     output, rows = model.get_output_embeddings().weight, []
     for row, i in enumerate(tqdm(kept, desc="by rank", disable=assets.QUIET)):
         batch = loop.gather(features, [i], frozen.rows)
-        at = chosen[row : row + 1]
+        at = chosen[row : row + 1].to(frozen.rows.device)
         (text,) = losses.eagle_pass(head, batch.embedded(frozen), batch.hidden[spec.hidden_layer], 1)
         tokens = frozen.ids[(text[0, at[0]] @ frozen.rows.T).topk(ranks).indices]  # (roots, ranks)
         unused = torch.zeros_like(tokens)[None]
         trees = Branches(torch.tensor([i]), at, torch.stack([tokens, tokens])[None], unused, batch.soft[:, :0])
         _, after, _ = losses.tree_pass(head, frozen, replace(batch, branches=trees))
         law = (after[0] @ frozen.rows.T).float().softmax(-1)  # (roots, ranks, V_d)
-        (states,) = score(model, batch.tokens[0].cpu(), at[0], tokens.cpu())
+        (states,) = score(model, batch.tokens[0].cpu(), at[0].cpu(), tokens.cpu())
         target = (states @ output.T).argmax(-1)  # (roots, ranks)
         column = torch.searchsorted(frozen.ids, target).clamp_max(len(frozen.ids) - 1)
         known = frozen.ids[column] == target

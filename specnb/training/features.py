@@ -7,12 +7,15 @@ output rows W, the cross-entropy of a draft state h against p needs no more: log
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -24,6 +27,8 @@ TOP = 10  # the teacher's likeliest tokens kept for HASS's loss and for agreemen
 
 def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
     """(size,) int64, rising: the tokens that occur most often in the answers; ties go to the smaller id."""
+    if size > 32_767:
+        raise ValueError(f"a reduced vocabulary holds at most 32767 tokens (columns are kept as int16), got {size}")
     counts = np.bincount([t for d in dialogues for t in d.answer])
     if (counts > 0).sum() < size:
         raise ValueError(f"the corpus has only {(counts > 0).sum()} different answer tokens, {size} were asked for")
@@ -59,37 +64,30 @@ def compute(
     *,
     batch_tokens: int = 6144,
 ) -> Features:
-    """Run the target over (prompt, answer) token sequences and keep what heads need, in one folder of the cache.
+    """Run the target over (prompt, answer) token sequences and keep what heads need, as arrays in the cache.
 
-    A folder that is complete for the same texts, layers, target and vocabulary is opened as it is. About
-    (2 + layers) · width bytes a token; OSError from the disk if that does not fit.
+    Arrays that are complete for the same texts, target and vocabulary are opened as they are. A token takes
+    2 · width bytes for each layer and for the soft row, and 40 more. OSError if the disk has no room for that.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
     start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
     key = hashlib.sha256(np.concatenate([np.array(s, np.int32) for s in full]).tobytes())
-    key.update(json.dumps([list(layers), heads.fingerprint(pair.target), frozen.ids.tolist(), start.tolist()]).encode())
+    key.update(json.dumps([heads.fingerprint(pair.target), frozen.ids.tolist(), start.tolist()]).encode())
     folder = assets.cache_dir() / "features" / key.hexdigest()[:16]
     width, n = frozen.rows.shape[1], int(start[-1])
     shapes = {f"hidden{layer}": (n, width) for layer in layers} | {
         "soft": (n, width), "best": (n, TOP), "best_p": (n, TOP)
     }  # fmt: skip
-    done = folder / "done.json"
-    if not done.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        arrays = {
-            name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int16, s) for name, s in shapes.items()
-        }
-        order = sorted(range(len(full)), key=lambda i: len(full[i]))
-        with tqdm(total=n, unit="token", unit_scale=True, desc="features", disable=assets.QUIET) as bar:
-            while order:
-                longest = len(full[order[-1]])
-                rows = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // longest)))]
-                _run(pair, frozen, [full[i] for i in rows], [int(start[i]) for i in rows], layers, arrays)
-                bar.update(sum(len(full[i]) for i in rows))
-        for array in arrays.values():
-            array.flush()
-        records.write_json(done, {"tokens": n, "layers": list(layers)})
-    opened = {name: torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="r+")) for name in shapes}
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        missing = {name: shape for name, shape in shapes.items() if not (folder / f"{name}.done").exists()}
+        if missing:
+            arrays = {name: _room_for(folder / f"{name}.npy", shape) for name, shape in missing.items()}
+            _fill(pair, frozen, full, start, layers, arrays, batch_tokens)
+            for name, array in arrays.items():
+                array.flush()
+                records.write(folder / f"{name}.done", "")
+    opened = {name: torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in shapes}
     return Features(
         tokens=torch.tensor([t for s in full for t in s]),
         start=torch.from_numpy(start),
@@ -99,6 +97,29 @@ def compute(
         best=opened["best"],
         best_p=opened["best_p"].view(torch.bfloat16),
     )
+
+
+def _room_for(path: Path, shape: tuple[int, int]) -> np.memmap:
+    """A new int16 array file whose blocks are on the disk already: writing to it cannot run out of room later."""
+    array = np.lib.format.open_memmap(path, "w+", np.int16, shape)
+    try:
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError:
+        path.unlink()
+        raise
+    return array
+
+
+def _fill(pair, frozen, full, start, layers, arrays, batch_tokens: int) -> None:
+    """All sequences through the target, longest first, into the arrays."""
+    order = sorted(range(len(full)), key=lambda i: len(full[i]))
+    with tqdm(total=int(start[-1]), unit="token", unit_scale=True, desc="features", disable=assets.QUIET) as bar:
+        while order:
+            longest = len(full[order[-1]])
+            rows = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // longest)))]
+            _run(pair, frozen, [full[i] for i in rows], [int(start[i]) for i in rows], layers, arrays)
+            bar.update(sum(len(full[i]) for i in rows))
 
 
 def _run(pair, frozen, sequences, starts, layers, arrays) -> None:
@@ -113,6 +134,7 @@ def _run(pair, frozen, sequences, starts, layers, arrays) -> None:
         best_p, best = law.topk(TOP)
         found = {f"hidden{layer}": out.hidden_states[layer][row, : len(sequence)] for layer in layers}
         found |= {"soft": law.to(frozen.rows.dtype) @ frozen.rows, "best_p": best_p}
-        for name, value in found.items():
-            arrays[name][place] = value.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
-        arrays["best"][place] = best.to("cpu", torch.int16).numpy()
+        found = {name: value.to("cpu", torch.bfloat16).contiguous().view(torch.int16) for name, value in found.items()}
+        found["best"] = best.to("cpu", torch.int16)
+        for name, array in arrays.items():
+            array[place] = found[name].numpy()

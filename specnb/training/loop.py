@@ -44,7 +44,8 @@ class Schedule:
 class Recipe:
     """A head by name: its kind, the loss, the target state it reads, and the trained head it starts from, if any.
 
-    trees: the width of the target-built trees that the loss wants, 0 for none.
+    trees: the width of the target-built trees that the loss wants, 0 for none; first: the number of dialogues used
+    (None: all), the same for all heads that go on from EAGLE, so that losses are compared and not data.
     """
 
     kind: str
@@ -53,10 +54,15 @@ class Recipe:
     count: int = 1
     parent: str | None = None
     trees: int = 0
+    first: int | None = None
 
 
 def edd_recipe(layer: int | None = -4, **options) -> Recipe:
     return Recipe("edd", partial(losses.edd_loss, layer=layer, **options), layer)
+
+
+def after_eagle(loss: Loss, trees: int = 0) -> Recipe:
+    return Recipe("eagle", loss, -1, parent="eagle", trees=trees, first=1500)
 
 
 EDD_LAYERS = (-1, -2, -8, -15, -22, -29)  # beside -4, for the paper's figure 5
@@ -64,11 +70,11 @@ RECIPES = {
     "vdm": Recipe("vdm", losses.vdm_loss, count=2),
     "medusa": Recipe("medusa", losses.medusa_loss, -1, count=4),
     "eagle": Recipe("eagle", losses.eagle_loss, -1),
-    "hass": Recipe("eagle", losses.hass_loss, -1, parent="eagle"),
-    **{
-        name: Recipe("eagle", losses.talf_loss, -1, parent="eagle", trees=k)
-        for name, k in (("talf", 4), ("talf_k2", 2), ("talf_k1", 1))
-    },
+    "hass": after_eagle(losses.hass_loss),
+    "talf": after_eagle(losses.talf_loss, trees=4),
+    "talf_k2": after_eagle(losses.talf_loss, trees=2),
+    "talf_k1": after_eagle(losses.talf_loss, trees=1),
+    "eagle_more": after_eagle(losses.eagle_loss),  # the control: as many more steps of EAGLE's own loss
     "edd": edd_recipe(),
     "edd_no_encoding": edd_recipe(None),
     "edd_no_kl": edd_recipe(labels=True),
@@ -121,22 +127,31 @@ def train(
     loss: Loss,
     schedule: Schedule,
     checkpoint: Path,
+    *,
+    rows: Sequence[int] | None = None,
     trees: Branches | None = None,
+    terms: dict | None = None,
 ) -> tuple[nn.Module, list[dict]]:
     """Train a head to its best validation loss; returns it with the learning curve, one row per epoch.
 
-    With trees, on the dialogues that carry them.
+    rows: the dialogues to use, all of them if None; with trees, those that carry them.
 
     The checkpoint file holds everything a killed run needs to go on as if nothing had happened: each step's noise
     comes from (seed, step), each epoch's order from (seed, epoch). Raises ValueError if the file is damaged or
-    belongs to a run with other terms.
+    belongs to a run with other terms (any facts that name the run), or if the loss is no longer a number.
     """
+    if schedule.epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {schedule.epochs}")
+
     device = frozen.rows.device
-    training, validation = split(range(len(features)) if trees is None else trees.dialogues.tolist())
+    rows = range(len(features)) if rows is None else rows
+    training, validation = split(rows if trees is None else trees.dialogues.tolist())
+    if not training or not validation:
+        raise ValueError(f"{len(training)} dialogues to train on and {len(validation)} to validate are too few")
     steps = schedule.epochs * sum(1 for _ in batches(features, training, schedule, 0))
     optimizer = torch.optim.AdamW(head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay)
     state = {"step": 0, "curve": [], "best": None, "best_loss": math.inf}
-    terms = {"schedule": repr(schedule), "tokens": len(features.tokens), "parameters": [*map(str, head.state_dict())]}
+    terms = {**(terms or {}), "schedule": repr(schedule), "tokens": len(features.tokens)}
     if checkpoint.exists():
         state = _restore(checkpoint, terms, head, optimizer)
     plan = [
@@ -147,12 +162,14 @@ def train(
         for step in range(state["step"], steps):
             if len(state["curve"]) and _stale(state["curve"], schedule.patience):
                 break
-            epoch, rows = plan[step]
+            epoch, batch = plan[step]
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
             generator = torch.Generator().manual_seed(schedule.seed * 1_000_003 + step)
             with torch.autocast(device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
-                value = loss(head, frozen, gather(features, rows, frozen.rows, trees), generator)
+                value = loss(head, frozen, gather(features, batch, frozen.rows, trees), generator)
+            if not torch.isfinite(value):
+                raise ValueError(f"the loss is {value.item()} at step {step}: lower the learning rate and start over")
             optimizer.zero_grad()
             value.backward()
             nn.utils.clip_grad_norm_(head.parameters(), schedule.clip)
@@ -216,11 +233,15 @@ def _keep(path: Path, terms: dict, state: dict, head: nn.Module, optimizer: torc
 
 def _restore(path: Path, terms: dict, head: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     try:
-        saved = torch.load(path, weights_only=True)
+        saved = torch.load(path, weights_only=True, map_location="cpu")
+    except OSError:
+        raise  # the disk's own words
     except Exception as error:  # torch raises half a dozen kinds for a damaged file
         raise ValueError(f"the checkpoint {path} is truncated or damaged: delete it to start over") from error
-    if saved["terms"] != terms:
-        raise ValueError(f"the checkpoint {path} belongs to another run ({saved['terms']}, not {terms}): delete it")
+    other = {name: saved["terms"].get(name) for name in terms if saved["terms"].get(name) != terms[name]}
+    if other:
+        ours = {name: terms[name] for name in other}
+        raise ValueError(f"the checkpoint {path} belongs to another run (with {other}, not {ours}): delete it")
     head.load_state_dict(saved["head"])
     optimizer.load_state_dict(saved["optimizer"])
     return saved["state"]

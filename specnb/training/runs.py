@@ -1,7 +1,9 @@
 """From names to files: features of the corpus, trained heads with their cards, the report on held-out text."""
 
+import hashlib
 import io
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,8 +17,7 @@ from specnb import assets, heads, metrics, models, records
 from specnb.training import branches, corpus, evaluation, features, loop, writing
 
 VOCABULARY = 8192
-TREE_DIALOGUES, TREE_ROOTS = 1500, 24  # TALF: dialogues that carry target-built trees, and trees in each
-LAYERS = (-1, -4)  # what the main heads read; the layer sweep asks for more
+TREE_ROOTS = 24  # TALF: target-built trees in each dialogue, the paper has one at every position
 HELD_OUT = corpus.FOLDER / "held_out.npz"
 RANKS = assets.DATA / "results" / "heads_by_rank"
 REPORT = assets.DATA / "results" / "heads_held_out"
@@ -32,7 +33,6 @@ def corpus_features(
     pair: models.Pair, dialogues: Sequence[writing.Dialogue], ids: torch.Tensor, layers: Sequence[int]
 ) -> features.Features:
     """Features of dialogues, from the cache if they are there."""
-    layers = sorted({*LAYERS, *layers})
     return features.compute(pair, heads.Frozen.of(pair.target, ids), sequences(pair, dialogues), layers)
 
 
@@ -42,62 +42,78 @@ def train(
     schedule: loop.Schedule,
     command: str,
     *,
-    dialogues: Sequence[writing.Dialogue] | None = None,
+    dialogues: Sequence[writing.Dialogue],
     vocabulary: int = VOCABULARY,
-    tree_dialogues: int = TREE_DIALOGUES,
     out: Path = heads.FOLDER,
+    again: bool = False,
 ) -> None:
     """Train one head by its name in ``loop.RECIPES`` and write weights, card and learning curve to OUT/NAME.*.
 
-    Resumes a killed run from its checkpoint in the cache. A recipe with a parent starts from that head's weights in
-    the same folder; others from the target's own layers.
+    Resumes a killed run from its checkpoint in the cache, and leaves a head alone that was trained on the same terms
+    before (again: train it anew). A recipe with a parent starts from that head's weights in the same folder; others
+    from the target's own layers.
     """
     recipe, began = loop.RECIPES[name], time.monotonic()
-    dialogues = corpus.load() if dialogues is None else dialogues
-    ids = features.vocabulary(dialogues, vocabulary)
-    extra = [recipe.hidden_layer] if recipe.hidden_layer else []
-    data = corpus_features(pair, dialogues, ids, loop.EDD_LAYERS if set(extra) - set(LAYERS) else ())
+    ids, fingerprint = features.vocabulary(dialogues, vocabulary), heads.fingerprint(pair.target)
+    parent = _parent(recipe.parent, pair, ids, out) if recipe.parent else None
+    text = hashlib.sha256(np.concatenate([[*d.question, *d.answer] for d in dialogues]).astype(np.int32).tobytes())
+    terms = {
+        "head": name,
+        "recipe": f"{recipe.kind} {recipe.loss} {recipe.hidden_layer} {recipe.count} {recipe.trees} {recipe.first}",
+        "schedule": asdict(schedule),
+        "target": fingerprint,
+        "text": text.hexdigest()[:16],
+        "ids": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:16],
+        "parent": recipe.parent and assets.sha256(out / f"{recipe.parent}.safetensors")[:16],
+    }
+    terms["recipe"] = re.sub(r" at 0x[0-9a-f]+", "", terms["recipe"])
+    card = out / f"{name}.json"
+    if card.exists() and not again and json.loads(card.read_text(encoding="utf-8")).get("terms") == terms:
+        print(f"{name} is trained already on these terms: {card}")
+        return
+    data = corpus_features(pair, dialogues, ids, [recipe.hidden_layer] if recipe.hidden_layer else [])
     torch.manual_seed(schedule.seed)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
-    if recipe.parent:
-        head, _, frozen = heads.load(out / recipe.parent, pair.target)
-        if not torch.equal(frozen.ids.cpu(), ids):
-            raise ValueError(
-                f"{recipe.parent} was trained with another vocabulary table: train it on this corpus first"
-            )
-    else:
-        head, frozen = heads.MODULES[recipe.kind](spec), heads.Frozen.of(pair.target, ids)
+    frozen, head = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec)
+    if parent is None:
         heads.start_from(head, pair.target)
     head = head.to(pair.target.device, torch.float32).train()
-    trees = None
-    if recipe.trees:
-        of = range(min(tree_dialogues, len(data)))
-        trees = branches.compute(pair.target, frozen, data, of, k=recipe.trees, m=TREE_ROOTS)
-    checkpoint = assets.cache_dir() / "training" / f"{out.name}-{name}.pt"
-    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, trees)
-    best = min(curve, key=lambda row: row["validation_loss"])
-    card = {
+    rows = range(len(data))[: recipe.first]
+    trees = branches.compute(pair.target, frozen, data, rows, k=recipe.trees, m=TREE_ROOTS) if recipe.trees else None
+    run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
+    checkpoint = assets.cache_dir() / "training" / f"{name}-{run}.pt"
+    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, rows=rows, trees=trees, terms=terms)
+    facts = {
         "head": name,
-        "target": heads.fingerprint(pair.target),
+        "target": fingerprint,
         "target_name": pair.name,
         "parameters": sum(p.numel() for p in head.parameters()),
         "vocabulary": len(ids),
         "data": {
-            "dialogues": len(dialogues),
-            "answer_tokens": sum(len(d.answer) for d in dialogues),
-            "tokens": len(data.tokens),
+            "dialogues": len(rows),
+            "answer_tokens": sum(len(dialogues[i].answer) for i in rows),
+            "trees": trees and f"{len(trees.dialogues)} dialogues with {TREE_ROOTS} trees of width {recipe.trees} each",
         },
-        "parent": recipe.parent,
-        "trees": trees and {"width": recipe.trees, "dialogues": len(trees.dialogues), "roots_each": TREE_ROOTS},
-        "schedule": asdict(schedule),
         "steps": curve[-1]["step"],
-        "best": best,
+        "best": min(curve, key=lambda row: row["validation_loss"]),
         "seconds_of_last_run": round(time.monotonic() - began),
+        "terms": terms,
         **records.provenance(command),
     }
-    heads.save(head, spec, ids, card, out / name)
+    heads.save(head, spec, ids, facts, out / name)
     records.write(out / f"{name}.csv", loop.curve_csv(curve))
     checkpoint.unlink()
+
+
+def _parent(name: str, pair: models.Pair, ids: torch.Tensor, folder: Path) -> torch.nn.Module:
+    """The trained head another one starts from; ValueError if it is missing or has another vocabulary."""
+    try:
+        head, _, frozen = heads.load(folder / name, pair.target)
+    except ValueError as error:
+        raise ValueError(f"train {name} first, the head to start from: {error}") from error
+    if not torch.equal(frozen.ids.cpu(), ids):
+        raise ValueError(f"{name} was trained with another vocabulary table: train it on this corpus first")
+    return head
 
 
 def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT) -> None:
@@ -125,8 +141,10 @@ def held_out(file: Path = HELD_OUT) -> list[writing.Dialogue]:
 def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = REPORT) -> pd.DataFrame:
     """Measure every head of a folder on the held-out text; writes OUT.csv and OUT.json."""
     dialogues, sets = held_out(), list(evaluation.held_out_prompts()["set"])
-    tables = []
-    for path in sorted(folder.glob("*.safetensors")):
+    tables, paths = [], sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ValueError(f"{folder} holds no trained heads: run `python -m specnb.training train NAME` first")
+    for path in paths:
         head, spec, frozen = heads.load(path.with_suffix(""), pair.target)
         data = corpus_features(pair, dialogues, frozen.ids.cpu(), [spec.hidden_layer] if spec.hidden_layer else [])
         tables.append(evaluation.measure(path.stem, head, spec, frozen, data, sets))
@@ -142,7 +160,7 @@ def report_ranks(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER
     dialogues, tables = held_out(), []
     for name in ("eagle", "hass", "talf"):
         head, spec, frozen = heads.load(folder / name, pair.target)
-        data = corpus_features(pair, dialogues, frozen.ids.cpu(), [])
+        data = corpus_features(pair, dialogues, frozen.ids.cpu(), [-1])
         found = evaluation.by_rank(head, spec, frozen, pair.target, data, roots=8)
         for rank, rows in found.groupby("rank"):
             hit = rows["hit"].to_numpy(float)
