@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import json
 import os
 from dataclasses import replace
 
@@ -51,7 +52,7 @@ def dialogues(pair) -> list[writing.Dialogue]:
 def ready(pair, dialogues):
     """(frozen, features) of the tiny corpus over half of the vocabulary."""
     ids = features.vocabulary(dialogues, 16)
-    return heads.Frozen.of(pair.target, ids), runs.corpus_features(pair, dialogues, ids, loop.EDD_LAYERS[:1])
+    return heads.Frozen.of(pair.target, ids), runs.corpus_features(pair, dialogues, ids, [-1, -4])
 
 
 def fresh(pair, name: str):
@@ -87,10 +88,24 @@ def test_features_are_the_targets(pair, ready, dialogues):
 def test_features_are_computed_once(pair, dialogues, ready, monkeypatch):
     frozen, data = ready
     monkeypatch.setattr(features, "_run", None)  # a second computation would fail
-    again = runs.corpus_features(pair, dialogues, frozen.ids, loop.EDD_LAYERS[:1])
+    again = runs.corpus_features(pair, dialogues, frozen.ids, [-4])
     assert torch.equal(again.soft, data.soft)
-    with pytest.raises(TypeError):
-        runs.corpus_features(pair, dialogues[:-1], frozen.ids, ())
+    again.soft.zero_()  # copy on write: what readers do to it stays with them
+    assert torch.equal(runs.corpus_features(pair, dialogues, frozen.ids, [-1]).soft, data.soft)
+    for other in ((dialogues[:-1], [-1]), (dialogues, [-2])):
+        with pytest.raises(TypeError):
+            runs.corpus_features(pair, other[0], frozen.ids, other[1])
+
+
+def test_a_full_disk_is_an_error_before_the_work_not_a_crash_within(pair, dialogues, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(features.os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        runs.corpus_features(pair, dialogues, features.vocabulary(dialogues, 16), [-1])
+    assert list((assets.cache_dir() / "features").glob("*/*.npy")) == []
+    monkeypatch.undo()
 
 
 def test_frozen_cross_entropy_is_the_kl_up_to_a_constant():
@@ -121,6 +136,84 @@ def test_hass_loss_is_its_definition(pair, ready):
     best = p.topk(features.TOP)
     expected = -(p * logq).sum(-1).mean() - (best.values * logq.gather(-1, best.indices)).sum(-1).mean()
     torch.testing.assert_close(ours, expected, rtol=2e-2, atol=1e-2)  # features are stored in bf16
+
+
+def cross_entropy_of(h, p, frozen):
+    """−Σ p log q for one state, in float64."""
+    return -(p.double() * F.log_softmax(h.double() @ frozen.rows.double().T, -1)).sum()
+
+
+@torch.no_grad()
+def test_eagle_loss_is_its_definition(pair, ready):
+    """Row t: token t beside the noisy feature before it; asked for the target's law and feature at t."""
+    frozen, data = ready
+    head, _, _ = fresh(pair, "eagle")
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    batch = loop.gather(data, [3], frozen.rows)
+    f, n = batch.hidden[-1][0], batch.tokens.shape[1]
+    noise = torch.rand(1, n, f.shape[1], generator=torch.Generator().manual_seed(5))[0].sub(0.5).mul(0.2 * 512 / n)
+    total, rows = 0.0, batch.answers[0].nonzero().flatten().tolist()
+    for t in rows:
+        before = torch.cat([torch.zeros(1, f.shape[1]), (f + noise)[:t]])
+        x = head.rows(frozen.embedding[batch.tokens[0, : t + 1]], before)[None]
+        keys, values = head.layer.keys_values(x, torch.arange(t + 1))
+        out = head.layer(x, torch.arange(t + 1), keys, values, None)[0, t]
+        law = (f[t] @ frozen.rows.T).softmax(-1)
+        total += cross_entropy_of(out, law, frozen) + 0.1 * F.smooth_l1_loss(out, f[t])
+    ours = losses.eagle_loss(head, frozen, batch, torch.Generator().manual_seed(5))
+    torch.testing.assert_close(ours.double(), total / len(rows), rtol=2e-2, atol=1e-2)  # features are kept in bf16
+
+
+@torch.no_grad()
+def test_talf_loss_is_its_definition(pair, ready):
+    """Every level against the law the target really has there; with the levels' laws swapped it is another number."""
+    frozen, data = ready
+    head, _, _ = fresh(pair, "talf")
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+    trees = branches.compute(pair.target, frozen, data, range(6), k=3, m=4)
+    batch = loop.gather(data, [5], frozen.rows, trees)
+    text, *levels = losses.tree_pass(head, frozen, batch)
+    f, tokens, mine = batch.hidden[-1][0], batch.tokens[0].tolist(), batch.branches
+    rows = batch.answers[0].nonzero().flatten().tolist()
+    root = sum(cross_entropy_of(text[0, t], (f[t] @ frozen.rows.T).softmax(-1), frozen) for t in rows) / len(rows)
+    below = []
+    for level, out in enumerate(levels):
+        terms = []
+        for j, at in enumerate(mine.roots[0].tolist()):
+            for place in range(3):
+                parent = int(mine.parents[0, j, place]) if level else place
+                path = [int(mine.tokens[0, 0, j, parent]), int(mine.tokens[0, 1, j, place])][: level + 1]
+                law = pair.target(torch.tensor([[*tokens[: at + 1], *path]])).logits[0, -1, frozen.ids].softmax(-1)
+                terms.append(cross_entropy_of(out[0, j, place], law, frozen))
+        below.append(sum(terms) / len(terms))
+    ours = losses.talf_loss(head, frozen, batch, None).double()
+    torch.testing.assert_close(ours, (root + 3 * below[0] + 3 * below[1]) / 7, rtol=1e-2, atol=1e-2)
+    swapped = replace(batch, branches=replace(mine, soft=mine.soft.flip(1)))
+    assert abs(losses.talf_loss(head, frozen, swapped, None).double() - ours) > 0.05
+
+
+def test_edd_blocks_are_blocks(pair, ready, monkeypatch):
+    """The blocks edd_loss cuts: 5 to 10 rows, side by side, none beginning behind its rows; fixed length on request."""
+    frozen, data = ready
+    head, _, _ = fresh(pair, "edd")
+    batch, seen = loop.gather(data, [1, 2], frozen.rows), []
+    monkeypatch.setattr(losses, "edd_pass", lambda h, f, e, prompt, block: seen.append((prompt, block)) or e)
+    for lengths in ((5, 10), (5, 5)):
+        seen.clear()
+        for seed in range(60):
+            losses.edd_loss(head, frozen, batch, torch.Generator().manual_seed(seed), lengths=lengths)
+        inner = set()
+        for prompt, block in seen:
+            assert prompt is batch.hidden[-4]
+            rows = torch.arange(len(block))
+            starts = block.unique()
+            assert (block <= rows).all()
+            assert (rows - block < lengths[1]).all()
+            assert (block[starts] == starts).all()  # each block begins at its own first row
+            inner |= set(starts.diff()[1:].tolist())
+        assert inner == set(range(lengths[0], min(lengths[1], 9) + 1)) | ({10} if 10 in inner else set())
 
 
 def test_labels_are_the_texts_own_tokens(pair, ready):
@@ -190,9 +283,10 @@ def test_tree_pass_is_a_chain_pass_along_every_path(pair, ready):
                 path = [int(batch.branches.tokens[row, 0, j, parent]), int(batch.branches.tokens[row, 1, j, place])]
                 ids = torch.cat([batch.tokens[row, : root + 1], torch.tensor(path)])
                 chain = losses.eagle_pass(head, frozen.embedding[ids][None], F.pad(features_before, (0, 0, 0, 2)), 3)
-                torch.testing.assert_close(chain[0][0, root], text[row, root], rtol=1e-4, atol=1e-4)
-                torch.testing.assert_close(chain[1][0, root + 1], first[row, j, parent], rtol=1e-4, atol=1e-4)
-                torch.testing.assert_close(chain[2][0, root + 2], second[row, j, place], rtol=1e-4, atol=1e-4)
+                ours = (text[row, root], first[row, j, parent], second[row, j, place])
+                for depth, state in enumerate(ours):
+                    theirs = chain[depth][0, root + depth]
+                    assert (theirs - state).abs().max() < 1e-4 * theirs.abs().max()
 
 
 # --- training
@@ -206,16 +300,27 @@ def test_every_kind_learns(name, pair, ready, tmp_path):
     head, _, recipe = fresh(pair, name)
     longer = replace(QUICK, epochs=6, lr=3e-3)
     trees = branches.compute(pair.target, frozen, data, range(40), k=recipe.trees, m=4) if recipe.trees else None
-    _, curve = loop.train(head, frozen, data, recipe.loss, longer, tmp_path / "c.pt", trees)
-    assert min(row["validation_loss"] for row in curve) < curve[0]["validation_loss"]
+    before = loop.validate(head, frozen, data, range(0, 40, 20), recipe.loss, longer, trees)["validation_loss"]
+    _, curve = loop.train(head, frozen, data, recipe.loss, longer, tmp_path / "c.pt", trees=trees)
+    assert min(row["validation_loss"] for row in curve) < before
     assert curve[-1]["loss"] < curve[0]["loss"]
 
 
-def test_train_by_name_writes_a_head_that_drafts(pair, dialogues, tmp_path):
-    for name in ("eagle", "hass"):
-        runs.train(pair, name, QUICK, "test", dialogues=dialogues, vocabulary=16, out=tmp_path / "drafts")
-    card = tmp_path / "drafts" / "hass.json"
-    assert '"parent": "eagle"' in card.read_text()
+def test_train_by_name_writes_a_head_that_drafts(pair, dialogues, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "TREE_ROOTS", 4)
+    train = functools.partial(runs.train, pair, dialogues=dialogues, vocabulary=16, out=tmp_path / "drafts")
+    with pytest.raises(ValueError, match="train eagle first"):
+        train("talf", QUICK, "test")
+    for name in ("eagle", "hass", "talf"):
+        train(name, QUICK, "test")
+    card = json.loads((tmp_path / "drafts" / "talf.json").read_text())
+    assert card["data"]["trees"] == "40 dialogues with 4 trees of width 4 each"
+    assert card["terms"]["parent"] == assets.sha256(tmp_path / "drafts" / "eagle.safetensors")[:16]
+    with monkeypatch.context() as patch:  # trained already: nothing to do; on other terms there is
+        patch.setattr(loop, "train", None)
+        train("eagle", QUICK, "test")
+        with pytest.raises(TypeError):
+            train("eagle", replace(QUICK, seed=1), "test")
     drafter = TreeDrafter(head_drafts.load(tmp_path / "drafts" / "hass", pair.target), growth.chain(3))
     generation = decode(Target(pair.target), drafter, verifiers.greedy, [1, 2, 5, 3, 4], max_new_tokens=12)
     plain = pair.target.generate(torch.tensor([[1, 2, 5, 3, 4]]), max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -259,6 +364,19 @@ def test_a_killed_run_resumes_bit_for_bit(name, pair, ready, tmp_path):
             assert torch.equal(weight, head.state_dict()[key])
 
 
+def test_early_stopping_resumes_alike(pair, ready, tmp_path):
+    frozen, data = ready
+    recipe, hasty = loop.RECIPES["eagle"], replace(QUICK, epochs=8, patience=1, lr=0.1)
+    expected, curve = loop.train(fresh(pair, "eagle")[0], frozen, data, recipe.loss, hasty, tmp_path / "whole.pt")
+    assert len(curve) < 8
+    head = fresh(pair, "eagle")[0]
+    with pytest.raises(Killed):
+        loop.train(head, frozen, data, killed_at(13, recipe.loss), hasty, tmp_path / "c.pt")
+    head, again = loop.train(fresh(pair, "eagle")[0], frozen, data, recipe.loss, hasty, tmp_path / "c.pt")
+    assert again == curve
+    assert torch.equal(head.fc.weight, expected.fc.weight)
+
+
 def test_noise_is_part_of_what_resumes(pair, ready, tmp_path):
     """Negative control: another seed gives other weights, so the equality above says something."""
     frozen, data = ready
@@ -292,6 +410,8 @@ def test_a_checkpoint_of_another_run_is_refused(interrupted):
     _, go_on = interrupted
     with pytest.raises(ValueError, match="belongs to another run"):
         go_on(schedule=replace(QUICK, lr=0.5))
+    with pytest.raises(ValueError, match="'ids': None"):
+        go_on(schedule=QUICK, terms={"ids": "those of another table"})
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(interrupted, monkeypatch):
@@ -308,6 +428,47 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(interrupted, monkeypatch):
     assert list(path.parent.glob("*.part*")) == []
     monkeypatch.undo()
     go_on(schedule=QUICK)
+
+
+def test_a_full_disk_leaves_the_earlier_head_and_its_card(pair, ready, tmp_path, monkeypatch):
+    """Weights and card belong together: neither is replaced unless both are on the disk."""
+    frozen, _ = ready
+    head, spec, _ = fresh(pair, "edd")
+    card = {"target": heads.fingerprint(pair.target)}
+    heads.save(head, spec, frozen.ids, card, tmp_path / "edd")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    calls, sync = iter(range(9)), os.fsync
+
+    def full(number):
+        if next(calls) == 1:  # the card, after the weights
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(number)
+
+    monkeypatch.setattr(records.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        heads.save(fresh(pair, "edd")[0], spec, frozen.ids[:8], card, tmp_path / "edd")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    heads.load(tmp_path / "edd", pair.target)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"epochs": 0}, "epochs must be at least 1"), ({"lr": 1e30, "clip": 1e30}, "the loss is .* at step")],
+)
+def test_hopeless_schedules_are_said(change, message, pair, ready, tmp_path):
+    frozen, data = ready
+    with pytest.raises(ValueError, match=message):
+        loop.train(
+            fresh(pair, "edd")[0], frozen, data, loop.RECIPES["edd"].loss, replace(QUICK, **change), tmp_path / "c.pt"
+        )
+
+
+def test_too_few_dialogues_are_said(pair, dialogues, ready, tmp_path):
+    frozen, data = ready
+    with pytest.raises(ValueError, match="0 dialogues to train on and 1 to validate are too few"):
+        loop.train(fresh(pair, "edd")[0], frozen, data, None, QUICK, tmp_path / "c.pt", rows=[0])
+    with pytest.raises(ValueError, match="none of 40 dialogues has an answer of 99 tokens"):
+        branches.compute(pair.target, frozen, data, range(40), k=2, m=99)
 
 
 def test_too_small_a_corpus_for_the_table_is_said(dialogues):
