@@ -38,8 +38,8 @@ def _embed(frozen: heads.Frozen, tokens: Sequence[int]) -> Tensor:
     return F.embedding(torch.tensor(list(tokens), device=frozen.embedding.device), frozen.embedding)
 
 
-def _first_is_root(slots: bool, frontier: Sequence[int]) -> None:
-    if not slots and list(frontier) != [0]:
+def _first_is_root(begun: bool, frontier: Sequence[int]) -> None:
+    if not begun and list(frontier) != [0]:
         raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
 
 
@@ -67,7 +67,7 @@ class EagleDraft:
         self.features: dict[int, Tensor] = {}  # expanded node → the feature predicted there
         nothing = self.frozen.embedding.new_zeros(1, self.frozen.embedding.shape[1])  # before the first token
         self.unseen = list(prefix)  # committed tokens whose rows have not been fed, root last …
-        self.before = torch.cat([nothing, *(hidden[self.layer] for _ in prefix[1:2])])  # … and the states before them
+        self.before = nothing if len(prefix) == 1 else torch.cat([nothing, hidden[self.layer]])  # … the states before
 
     @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
@@ -130,7 +130,7 @@ class EddDraft:
             places = self.length + torch.arange(len(self.unseen), device=self.unseen.device)
             self.cache.update(*self.head.layer.keys_values(self.unseen[None], places))
             self.length, self.unseen = self.length + len(places), self.unseen[:0]
-        pending = getattr(self.cache, "used", 0) - self.length
+        pending = self.cache.used - self.length
         rows = _embed(self.frozen, [tree.token_list[node] for node in frontier])
         visible = visible_slots(tree, frontier, self.slots, self.length, pending)
         self.slots.update({node: pending + row for row, node in enumerate(frontier)})

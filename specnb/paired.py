@@ -4,25 +4,20 @@ Differences of a few per cent drown in the noise of sampled runs. Here each reco
 through every verifier, and ``exact.accepted_given`` replaces coin flips by their probabilities.
 """
 
-import argparse
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from specnb import assets, growth, head_drafts, models, prompts, records, verifiers
+from specnb import growth
 from specnb.decode import steps
-from specnb.drafters import Drafter, TreeDrafter
+from specnb.drafters import Drafter
 from specnb.exact import accepted_given, expectation
 from specnb.target import Target
-from specnb.traversal import traversal
-from specnb.tree import Draft, Drawn, TokenTree
-from specnb.verifiers import Verifier, rrsw
+from specnb.tree import Draft, TokenTree
+from specnb.verifiers import Verifier
 
 SHAPES = {
     **{f"chain {d}": growth.chain(d) for d in (2, 4, 6, 8)},

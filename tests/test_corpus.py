@@ -156,6 +156,33 @@ def test_damage_is_named(pair, tmp_path):
         corpus.load(tmp_path / "nowhere")
 
 
+@pytest.mark.usefixtures("no_held_out")
+def test_a_damaged_manifest_destroys_nothing(pair, tmp_path):
+    write(pair, tmp_path, 60)
+    shard = tmp_path / "shard-000.npz"
+    before = shard.read_bytes()
+    (tmp_path / "manifest.json").write_text("<<<<<<< HEAD")
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        write(pair, tmp_path, 120)
+    assert shard.read_bytes() == before
+
+
+@pytest.mark.usefixtures("no_held_out")
+def test_a_lost_shard_is_written_anew_beside_the_others(pair, tmp_path):
+    """What the error message for a damaged shard advises: delete it and its entry, and go on."""
+    manifest = write(pair, tmp_path, 180)
+    files = [entry["file"] for entry in manifest["shards"]]
+    assert len(files) >= 3
+    (tmp_path / files[1]).unlink()
+    del manifest["shards"][1]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    again = write(pair, tmp_path, 180)
+    names = [entry["file"] for entry in again["shards"]]
+    assert len(set(names)) == len(names)
+    assert set(files) - {files[1]} < set(names)
+    corpus.load(tmp_path)
+
+
 def test_held_out_questions_never_enter(pair, tmp_path, monkeypatch):
     """A held-out prompt that the target would ask by itself is thrown away; without the rule it gets in."""
     monkeypatch.setattr(corpus, "WINDOW", 3)

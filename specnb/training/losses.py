@@ -150,7 +150,11 @@ Loss = Callable[[nn.Module, Frozen, Batch, torch.Generator], Tensor]
 def eagle_loss(
     head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator, *, regression: float = 0.1
 ) -> Tensor:
-    """EAGLE: cross-entropy plus SmoothL1 of the features, with uniform noise on the features fed in."""
+    """EAGLE: cross-entropy plus SmoothL1 of the features, with uniform noise on the features fed in.
+
+    The weights are those of the SALF & TALF paper (section 4.1, cross-entropy ten times the regression), the reverse
+    of the authors' code, whose noise this is: U(−.1, .1) · 512 / length.
+    """
     features, n = batch.hidden[-1], batch.tokens.shape[1]
     noise = torch.rand(features.shape, generator=generator).sub(0.5).mul(0.2 * 512 / n).to(features)
     (out,) = eagle_pass(head, batch.embedded(frozen), features + noise, 1)
@@ -162,7 +166,10 @@ def eagle_loss(
 def hass_loss(
     head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator, *, depth: int = 3, regression: float = 0.1
 ) -> Tensor:
-    """HASS: the EAGLE loss at depths 1 to 3 on the draft's own features, plus the teacher's ten likeliest tokens."""
+    """HASS: cross-entropy, regression and the teacher's ten likeliest tokens at depths 1 to 3, averaged.
+
+    Each depth is fed the draft's own features, see ``eagle_pass``; no noise is added.
+    """
     answers, total = batch.answers, 0.0
     best_p = batch.best_p[answers]
     top_rows = (frozen.rows[batch.best[answers]] * best_p[..., None]).sum(-2)  # Σ over the top ten of p(x) w_x
@@ -200,7 +207,8 @@ def edd_loss(
     """EDD eq. 4: KL to the target (up to its constant) under the dual-block mask.
 
     lengths: shortest and longest block, drawn anew each step; labels: cross-entropy with the text's next token in
-    place of the target's law (the ablation's "w/o KL").
+    place of the target's law (the ablation's "w/o KL"). Beyond the paper, where the first block begins is drawn too,
+    so that every row stands at every depth; its copied embedding and output matrix are trained, ours stay frozen.
     """
     low, high = lengths
     length = int(torch.randint(low, high + 1, (), generator=generator))
