@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.target import Target
 from specnb.training import branches, evaluation, features, loop, losses, runs, writing
+from specnb.tree import TokenTree
 
 V = 24  # so few that an untrained draft is right now and then
 QUICK = loop.Schedule(epochs=2, batch_tokens=160, warmup=2, checkpoint_every=2)
@@ -511,3 +513,51 @@ def test_steps_of_a_known_text():
     assert evaluation.steps_of(match) == [2, 0, 1]
     assert evaluation.steps_of(torch.zeros(5, 4, dtype=torch.bool)) == [0, 0, 0, 0]
     assert evaluation.steps_of(torch.ones(5, 6, dtype=torch.bool)) == [5]
+
+
+@torch.no_grad()
+def test_by_rank_is_what_drafting_does(pair, ready):
+    """Figure 2b's rows, each redone with the drafter's own expand and a plain target forward."""
+    frozen, data = ready
+    data = replace(data, hidden={-1: data.hidden[-1].float()})
+    head, spec, _ = fresh(pair, "eagle")
+    for parameter in head.parameters():
+        parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    few = replace(data, start=data.start[:4], answer=data.answer[:3])
+    found = evaluation.by_rank(head, spec, frozen, pair.target, few, roots=4)
+    kept, roots = branches.choose_roots(few, range(3), 4, seed=0)
+    expected = []
+    for i, at in zip(kept, roots.tolist(), strict=True):
+        span = slice(int(data.start[i]), int(data.start[i + 1]))
+        text, states = data.tokens[span].tolist(), data.hidden[-1][span]
+        hits = []
+        for root in at:
+            draft = head_drafts.draft_model(head, spec, frozen)
+            draft.begin(text[: root + 1], {-1: states[:root]})
+            tree = TokenTree([text[root]], [-1])
+            best = frozen.ids[draft.expand(tree, [0])[0].topk(5).indices].tolist()
+            tree = TokenTree([text[root], *best], [-1, 0, 0, 0, 0, 0])
+            guesses = frozen.ids[draft.expand(tree, range(1, 6)).argmax(-1)].tolist()
+            truth = [int(pair.target(torch.tensor([[*text[: root + 1], t]])).logits[0, -1].argmax()) for t in best]
+            hits.append([a == b for a, b in zip(guesses, truth, strict=True)])
+        expected += [(rank + 1, row[rank]) for rank in range(5) for row in hits]
+    assert list(zip(found["rank"], found["hit"], strict=True)) == expected
+    assert 0 < found["hit"].mean() < 1
+    assert (found["p_target"] <= found["confidence"] + 1e-6).all()
+
+
+def test_reports_are_recorded(pair, dialogues, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "TREE_ROOTS", 4)
+    monkeypatch.setattr(runs, "held_out", lambda: dialogues[:12])
+    monkeypatch.setattr(evaluation, "held_out_prompts", lambda: pd.DataFrame({"set": ["a", "b"] * 6}))
+    with pytest.raises(ValueError, match="holds no trained heads"):
+        runs.report(pair, "test", folder=tmp_path, out=tmp_path / "report")
+    for name in ("eagle", "hass", "talf", "vdm"):
+        runs.train(pair, name, QUICK, "test", dialogues=dialogues, vocabulary=16, out=tmp_path)
+    table = runs.report(pair, "test", folder=tmp_path, out=tmp_path / "report")
+    assert table["head"].tolist() == [name for name in ("eagle", "hass", "talf", "vdm") for _ in range(3)]
+    assert table["set"].tolist() == ["a", "b", "all"] * 4
+    assert len(pd.read_csv(tmp_path / "report.csv")) == 12
+    ranks = runs.report_ranks(pair, "test", folder=tmp_path, out=tmp_path / "ranks")
+    assert ranks["rank"].tolist() == [1, 2, 3, 4, 5] * 3
+    assert json.loads((tmp_path / "ranks.json").read_text())["command"] == "test"
