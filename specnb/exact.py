@@ -150,10 +150,10 @@ class _AcceptOnly(_Script):
 
 
 def accepted_given(draft: Draft, p: Tensor, verifier: Verifier) -> Law:
-    """Law of the number of accepted tokens for one given tree and its p and q: every accept coin, no draws.
+    """Law of the accepted path for one given tree and its p and q: every accept coin enumerated, no draws.
 
     The next token has no say in what is accepted, so its law need not be enumerated: a real vocabulary is no
     obstacle, and n nodes take n + 1 runs of the verifier at most. Not for verifiers that elect by drawing
     (sample_and_match). The paired comparison of verifiers rests on this: no coin is left to chance.
     """
-    return law(lambda coins: len(verifier(draft, p, coins).path), script=_AcceptOnly)
+    return law(lambda coins: verifier(draft, p, coins).path, script=_AcceptOnly)

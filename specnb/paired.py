@@ -1,75 +1,167 @@
 """Verifiers compared on the very same drafts, without a coin: expected accepted length given tree, p and q.
 
 Differences of a few per cent drown in the noise of sampled runs. Here each recorded step's drafted tree and laws go
-through every verifier, and ``exact.accepted_given`` replaces coin flips by their probabilities.
+through every verifier, and ``exact.accepted_given`` replaces coin flips by their probabilities. On the command line:
+
+python -m specnb.paired --drafts vdm eagle --out data/results/traversal_cpu
 """
 
+import argparse
+import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from specnb import growth
+from specnb import assets, growth, head_drafts, models, prompts, records
 from specnb.decode import steps
-from specnb.drafters import Drafter
+from specnb.drafters import Drafter, TreeDrafter
 from specnb.exact import accepted_given, expectation
+from specnb.sampling import RandomCoins
 from specnb.target import Target
-from specnb.tree import Draft, TokenTree
-from specnb.verifiers import Verifier
+from specnb.traversal import block, traversal
+from specnb.tree import Draft, Drawn, TokenTree
+from specnb.verifiers import Verifier, is_chain, rrsw
 
 SHAPES = {
     **{f"chain {d}": growth.chain(d) for d in (2, 4, 6, 8)},
     **{f"binary {d}": growth.kary(2, d) for d in (2, 3, 4, 5)},
     "EAGLE sparse": growth.EAGLE_25,
 }
+RULES: dict[str, Verifier] = {"token-level": rrsw, "traversal": traversal}
 
 
 def lumped(draft: Draft, p: Tensor) -> tuple[Draft, Tensor]:
-    """The same step over the draft's own vocabulary, all tokens it cannot draft lumped into one that it never drafts.
+    """The same step over the draft's own vocabulary, all tokens it cannot draft lumped into one more column.
 
-    Acceptance depends on the rest of p through its mass alone, so every verifier's accepted lengths keep their law
-    (tested), while a table of 49,152 columns shrinks to 8,193. q is needed.
+    Acceptance depends on the rest of p through its mass alone, so accepted lengths keep their law, while a table of
+    49,152 columns shrinks to 8,193. The draft needs its q; p: (n, V).
     """
     columns = draft.columns.clone()
     columns[0] = 0  # the root's own token is never read
     ids = torch.arange(p.shape[1]) if draft.ids is None else draft.ids
     inside = p[:, ids].double()
     rest = (p.double().sum(1) - inside.sum(1)).clamp_min(0)
+    q = torch.cat([draft.q.double(), torch.zeros(len(p), 1, dtype=torch.float64)], 1)
     tree = TokenTree(columns, draft.tree.parents)
-    q = torch.cat([draft.q.double(), draft.q.new_zeros(len(p), 1, dtype=torch.float64)], 1)
-    return Draft(tree, q, draft.drawn), torch.cat([inside, rest[:, None]], 1)
+    return Draft(tree, q, draft.drawn, auxiliary=draft.auxiliary), torch.cat([inside, rest[:, None]], 1)
+
+
+def untempered_bonus(
+    draft: Draft, p: Tensor, temperature: float, accepted_paths: Mapping[tuple[int, ...], float]
+) -> float:
+    """Expected total variation of a step's last token if the bonus is drawn at temperature 1 (a public harness's bug).
+
+    Only where the accepted path ends at a leaf; elsewhere the recovered token is drawn rightly. p is at the
+    temperature, without top-k or top-p.
+    """
+    total = 0.0
+    for path, mass in accepted_paths.items():
+        end = path[-1] if path else 0
+        if not draft.candidates[end] and mass > 0:
+            law = p[end].double()
+            plain = law**temperature
+            total += mass * float((law - plain / plain.sum()).abs().sum() / 2)
+    return total
 
 
 def compare(
     target: Target,
     drafter: Drafter,
-    rules: Mapping[str, Verifier],
     prompt: Sequence[int],
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
     seed: int = 0,
+    rules: Mapping[str, Verifier] = RULES,
 ) -> pd.DataFrame:
-    """Decode a prompt and put every step's draft to every rule: columns step, rule, tau (expected, bonus included),
-    ms (one verification of the full tables), nodes.
+    """Decode a prompt and put every step's draft to every rule; one row per step and rule.
 
-    The text is decoded with the first rule; all rules see the same trees. The last steps, where the room left cuts
-    the tree, are left out.
+    Columns: step; rule; tau, its expected tokens per step (bonus included); ms, one verification of the full tables;
+    nodes; bug, see ``untempered_bonus`` (first rule only). Text is decoded with the first rule, and all rules see the
+    same trees; chains are verified by ``block`` too. Steps whose tree the end of the text would cut are left out.
     """
-    rows, first = [], next(iter(rules.values()))
-    limits = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    full = None
-    for step in steps(target, drafter, first, prompt, **limits):
-        full = full or len(step.draft.tree)
-        if step.start - len(prompt) > max_new_tokens - 12:
+    rows, (first, *_) = [], rules.values()
+    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    for step in steps(target, drafter, first, prompt, **options):
+        if max_new_tokens - (step.start - len(prompt)) <= 9:
             break
-        small = lumped(step.draft, step.p)
-        for name, rule in rules.items():
+        small, p = lumped(step.draft, step.p)
+        chain = is_chain(step.draft)
+        for name, rule in {**rules, **({"block": block} if chain else {})}.items():
             began = time.perf_counter()
-            rule(step.draft, step.p, verifiers_coins(seed, step.index))
+            rule(step.draft, step.p, RandomCoins(seed, 2))
             ms = 1000 * (time.perf_counter() - began)
-            tau = 1 + expectation(accepted_given(*small, rule), float)
-            rows.append({"step": step.index, "rule": name, "tau": tau, "ms": ms, "nodes": len(step.draft.tree) - 1})
+            paths = accepted_given(small, p, rule)
+            row = {"step": step.index, "rule": name, "tau": 1 + expectation(paths, len), "ms": ms}
+            bug = untempered_bonus(step.draft, step.p, temperature, paths) if rule is first else float("nan")
+            rows.append({**row, "nodes": len(step.draft.tree) - 1, "bug": bug})
     return pd.DataFrame(rows)
+
+
+def gains(table: pd.DataFrame, cells: Sequence[str], *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """Traversal against token-level in each cell: tau of both, gain in per cent with a paired 95 % interval.
+
+    cells: columns that name a cell. The interval is a bootstrap over prompts, whose steps are not independent.
+    """
+    rng, rows = np.random.default_rng(seed), []
+    for cell, part in table.groupby(list(cells), sort=False):
+        sums = part.pivot_table(index="prompt", columns="rule", values="tau", aggfunc=["sum", "count"])
+        total = sums["sum"][["token-level", "traversal"]].to_numpy()  # (prompts, 2)
+        count = sums["count"]["token-level"].to_numpy()
+        pick = rng.integers(len(total), size=(resamples, len(total)))
+        ratio = total[pick, 1].sum(1) / total[pick, 0].sum(1)
+        low, high = 100 * np.quantile(ratio, [0.025, 0.975]) - 100
+        a, b = total.sum(0) / count.sum()
+        named = dict(zip(cells, cell, strict=True))
+        rows.append({**named, "token-level": a, "traversal": b, "gain %": 100 * (b / a - 1), "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    """Run all cells on the embedded model and record them; goes on where a killed run stopped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drafts", nargs="+", default=["vdm", "eagle"], help="trained heads")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--prompts", type=int, default=3, help="of each domain")
+    parser.add_argument("--tokens", type=int, default=48, help="new tokens per prompt")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
+    parser.add_argument("--out", required=True, type=Path, help="writes OUT.csv and OUT.json")
+    options = parser.parse_args()
+    pair = models.load_pair(dtype="bfloat16")
+    chosen = prompts.own().groupby("task", sort=False).head(options.prompts)
+    file = Path(f"{options.out}.csv")
+    keys = ["draft", "shape", "temperature", "task", "prompt"]
+    tables = [pd.read_csv(file)] if file.exists() else []
+    done = set(tables[0][keys].itertuples(index=False, name=None)) if tables else set()
+    cells = [
+        (draft, shape, t, row.task, row.id)
+        for draft in options.drafts for shape in options.shapes for t in options.temperatures
+        for row in chosen.itertuples()
+    ]  # fmt: skip
+    loaded = {draft: head_drafts.load(draft, pair.target) for draft in options.drafts}
+    texts = dict(zip(chosen["id"], chosen["text"], strict=True))
+    command = shlex.join(["python", "-m", "specnb.paired", *sys.argv[1:]])
+    for cell in tqdm([c for c in cells if c not in done], disable=assets.QUIET):
+        draft, shape, temperature, _, prompt = cell
+        drafter = TreeDrafter(loaded[draft], SHAPES[shape], Drawn.SWOR)
+        found = compare(
+            Target(pair.target),
+            drafter,
+            pair.encode(texts[prompt]),
+            max_new_tokens=options.tokens,
+            temperature=temperature,
+        )
+        tables.append(found.assign(**dict(zip(keys, cell, strict=True))))
+        records.write(file, pd.concat(tables).to_csv(index=False, float_format="%.5g"))
+    records.write_json(f"{options.out}.json", {**records.provenance(command), "pair": pair.name, "dtype": "bfloat16"})
+
+
+if __name__ == "__main__":
+    main()

@@ -160,7 +160,7 @@ def test_accepted_given_a_tree_averages_to_the_whole_law(verifier, drawn):
         for (tokens, parents), mass in law(tree).items():
             drawn_tree = TokenTree(list(tokens), list(parents))
             draft = Draft(drawn_tree, table(q, drawn_tree), drawn)
-            total += mass * expectation(exact.accepted_given(draft, table(p, drawn_tree), verifier), float)
+            total += mass * expectation(exact.accepted_given(draft, table(p, drawn_tree), verifier), len)
         whole = expectation(accepted_law(drafter, verifier, p, depth=2), float)
         assert total == pytest.approx(whole, abs=1e-12)
 

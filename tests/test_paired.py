@@ -1,0 +1,85 @@
+"""Paired comparison: lumping loses nothing, expectations agree with simulation, the bonus bug is measured."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from tiny import llama
+from toy import RANDOM, UNEVEN, table, tree_drafter
+
+from specnb import growth, paired
+from specnb.draft_models import CausalLMDraft
+from specnb.drafters import TreeDrafter
+from specnb.exact import accepted_given, expectation, total_variation
+from specnb.sampling import RandomCoins, Warp
+from specnb.target import Target
+from specnb.traversal import traversal
+from specnb.tree import Drawn
+from specnb.verifiers import rrsw
+
+SWOR = Drawn.SWOR
+
+
+@pytest.mark.parametrize("ids", [None, [1, 2]])
+@pytest.mark.parametrize("rule", [rrsw, traversal])
+def test_lumping_keeps_the_law_of_what_is_accepted(ids, rule):
+    for p, q in RANDOM:
+        drafter = tree_drafter(q, UNEVEN, SWOR, ids)
+        for seed in range(5):
+            drafter.begin((0,), Warp(), {})
+            draft = drafter.propose(RandomCoins(seed), 2)
+            rows = table(p, draft.tree)
+            small, lumps = paired.lumped(draft, rows)
+            assert lumps.shape[1] == (3 if ids is None else 2) + 1
+            ours, theirs = accepted_given(small, lumps, rule), accepted_given(draft, rows, rule)
+            assert total_variation(ours, theirs) < 1e-12
+
+
+def test_expectation_agrees_with_simulation():
+    """20,000 coin-flipped verifications of one tree against the exact expectation: within four standard errors."""
+    p, q = RANDOM[1]
+    drafter = tree_drafter(q, growth.kary(2, 2), SWOR)
+    drafter.begin((0,), Warp(), {})
+    draft = drafter.propose(RandomCoins(3), 2)
+    rows, coins = table(p, draft.tree), RandomCoins(0, 1)
+    for rule in (rrsw, traversal):
+        simulated = np.array([len(rule(draft, rows, coins).path) for _ in range(20_000)])
+        exact_value = expectation(accepted_given(draft, rows, rule), len)
+        assert abs(simulated.mean() - exact_value) < 4 * simulated.std() / 20_000**0.5
+        assert abs(simulated.mean() - exact_value - 0.05) > 4 * simulated.std() / 20_000**0.5  # it can tell 0.05 apart
+
+
+def test_the_bonus_bug_is_the_distance_of_the_laws_it_mixes():
+    """One accepted leaf: the step's last token is off by TV(p_T, p_1); nothing is off at T = 1."""
+    p, q = RANDOM[0]
+    drafter = tree_drafter(q, growth.chain(1), SWOR)
+    drafter.begin((0,), Warp(), {})
+    draft = drafter.propose(RandomCoins(0), 1)
+    plain = table(p, draft.tree)
+    cold = Warp(0.4)(plain.log())
+    paths = accepted_given(draft, cold, rrsw)
+    assert paths[(1,)] > 0
+    expected = paths[(1,)] * float((cold[1] - plain[1]).abs().sum() / 2)
+    assert paired.untempered_bonus(draft, cold, 0.4, paths) == pytest.approx(expected, abs=1e-9)
+    assert paired.untempered_bonus(draft, plain, 1.0, paths) == pytest.approx(0, abs=1e-12)
+
+
+def test_compare_a_decoded_text():
+    target, draft = Target(llama()), CausalLMDraft(llama(seed=1))
+    found = paired.compare(target, TreeDrafter(draft, growth.kary(2, 2), SWOR), [1, 2, 3], max_new_tokens=24)
+    wide = found.pivot_table(index="step", columns="rule", values="tau")
+    assert len(wide) > 5
+    assert (wide["traversal"] >= wide["token-level"] - 1e-12).sum() >= len(wide) // 2
+    assert found["nodes"].unique().tolist() == [6]
+    chain = paired.compare(target, TreeDrafter(draft, growth.chain(3), SWOR), [1, 2, 3], max_new_tokens=24)
+    wide = chain.pivot_table(index="step", columns="rule", values="tau")
+    assert wide["block"].to_numpy() == pytest.approx(wide["traversal"].to_numpy(), abs=1e-9)
+
+
+def test_gains_of_a_known_table():
+    rows = [
+        {"cell": "a", "prompt": i, "rule": rule, "tau": tau}
+        for i in range(6) for rule, tau in (("token-level", 2.0), ("traversal", 2.1 if i % 2 else 2.3))
+    ]  # fmt: skip
+    (found,) = paired.gains(pd.DataFrame(rows), ["cell"]).itertuples()
+    assert found._4 == pytest.approx(10)
+    assert 5 <= found.low < 10 < found.high <= 15
