@@ -1,20 +1,18 @@
 """Toy worlds small enough to enumerate: laws over three tokens after every prefix, and drafters for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.drafters import Drafter, TreeDrafter
+from specnb.broken import UNEVEN, altered  # noqa: F401
+from specnb.drafters import TreeDrafter
 from specnb.exact import Model, toy_drafter
-from specnb.growth import Growth, Static
+from specnb.growth import Growth
 from specnb.sampling import Warp
-from specnb.tree import Draft, Drawn, TokenTree
-
-UNEVEN = Static(((0,), (1,), (0, 0), (0, 1)))  # the first child has two children, the second none
+from specnb.tree import Drawn, TokenTree
 
 
 def constant(*law: float) -> Model:
@@ -61,12 +59,6 @@ def tree_drafter(q: Model, shape: Growth, drawn: Drawn, ids: Sequence[int] | Non
     drafter = toy_drafter(q if ids is None else reduced(q, ids), shape, drawn)
     drafter.draft_model.ids = None if ids is None else torch.tensor(ids)
     return drafter
-
-
-def altered(drafter: Drafter, change: Callable[[Draft], Draft]) -> SimpleNamespace:
-    """A drafter whose drafts go through change."""
-    propose = lambda coins, depth: change(drafter.propose(coins, depth))  # noqa: E731
-    return SimpleNamespace(begin=drafter.begin, propose=propose)
 
 
 def table(model: Model, tree: TokenTree) -> Tensor:

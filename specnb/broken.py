@@ -1,0 +1,274 @@
+"""A gallery of broken verifiers: mistakes people have made, each named after its kind, for exact enumeration to catch.
+
+Nothing here is lossless, and that is the point: ``gallery`` gives each its total variation. Most hide in one line of
+two straightforward implementations, which are exact as long as that line is whole (tested).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from specnb import exact
+from specnb.drafters import Drafter
+from specnb.growth import Growth, Static, chain, kary
+from specnb.sampling import Coins, Warp, residual
+from specnb.traversal import traversal
+from specnb.tree import Draft, Drawn, TokenTree
+from specnb.verifiers import Verdict, Verifier, one_hot, rrs, rrsw
+
+POINT, IID, SWOR = Drawn
+
+
+# ---- two plain implementations with a line to break -------------------------------------------------------
+
+
+def top_down(
+    draft: Draft,
+    p: Tensor,
+    coins: Coins,
+    *,
+    residual: Callable[[Tensor, Tensor], Tensor] = residual,
+    recovered: Callable[[Tensor, Tensor], Tensor] = lambda current, p: current,
+) -> Verdict:
+    """RRSw (Traversal paper, section 2.2), written down plainly; with the defaults it is ``verifiers.rrsw``."""
+    node, path, tree = 0, [], draft.tree
+    while True:
+        current, q = p[node].double(), draft.q[node].double()
+        for child in tree.children[node]:
+            x = tree.token_list[child]
+            if coins.accept(min(1.0, float(current[x] / q[x]))):
+                break
+            current = residual(current, q)
+            q = q.index_fill(0, tree.tokens[child], 0.0)
+            q = q / q.sum() if q.any() else q
+        else:
+            below = tree.children[node]
+            return Verdict(tuple(path), coins.choose(recovered(current, p[node]) if below else p[node]))
+        path.append(child)
+        node = child
+
+
+def bottom_up(
+    draft: Draft,
+    p: Tensor,
+    coins: Coins,
+    *,
+    recompute: bool = True,
+    remaining_mass: bool = False,
+) -> Verdict:
+    """Traversal (Algorithm 3) as its text reads, every survival in a table; with the defaults ``traversal.traversal``.
+
+    recompute: after a rejection the survivals below the parent are computed anew; remaining_mass: divide by the
+    draft's remaining mass instead of S + 1 − s.
+    """
+    tree, live = draft.tree, [list(below) for below in draft.tree.children]
+    laws, drafts = list(p.double()), list(draft.q.double())
+    survival = {0: 1.0}
+
+    def below(node: int) -> None:
+        for child in live[node]:
+            x = tree.token_list[child]
+            ratio = float(laws[node][x] / drafts[node][x]) if drafts[node][x] > 0 else 0.0
+            survival[child] = min(survival[node] * ratio, 1.0)
+            below(child)
+
+    below(0)
+    while True:
+        node = 0
+        while live[node]:
+            node = live[node][0]
+        if node == 0 or coins.accept(survival[node]):
+            return Verdict(tree.path(node), coins.choose(laws[node]))
+        parent, x = tree.parent_list[node], tree.token_list[node]
+        rest = (survival[parent] * laws[parent] - drafts[parent]).clamp_min(0)
+        mass = float(rest.sum())
+        left = 1 - float(drafts[parent][x]) if remaining_mass else mass + 1 - survival[parent]
+        if parent:
+            survival[parent] = min(mass / left, 1.0) if left > 0 else 1.0
+        laws[parent] = rest / mass if mass > 0 else laws[parent]
+        without = drafts[parent].index_fill(0, tree.tokens[node], 0.0)
+        drafts[parent] = without / without.sum() if without.any() else without
+        live[parent].remove(node)
+        if recompute:
+            below(parent)
+
+
+# ---- ways to spoil a draft, the coins, the rules ------------------------------------------------------------
+
+
+def altered(drafter: Drafter, change: Callable[[Draft], Draft]) -> SimpleNamespace:
+    """A drafter whose drafts go through change."""
+    return SimpleNamespace(begin=drafter.begin, propose=lambda coins, depth: change(drafter.propose(coins, depth)))
+
+
+def drawn_as(drawn: Drawn) -> Callable[[Draft], Draft]:
+    """Lie about how a draft was drawn, which gets it past the verifiers' refusals."""
+    return lambda draft: replace(draft, drawn=drawn)
+
+
+def resorted(draft: Draft) -> Draft:
+    """Siblings by falling draft probability, not in drawing order."""
+    tree, order = draft.tree, [0]
+    for node in order:
+        order += sorted(tree.children[node], key=lambda c, node=node: -draft.q[node, tree.tokens[c]])
+    parents = [-1] + [order.index(tree.parent_list[node]) for node in order[1:]]
+    return Draft(TokenTree(tree.tokens[order], torch.tensor(parents)), draft.q[order], draft.drawn)
+
+
+def pruned(draft: Draft) -> Draft:
+    """Drawn nodes dropped by their joint draft probability."""
+    kept = (draft.scores >= 0.2).nonzero().flatten().tolist()
+    return Draft(draft.tree.keep(kept), draft.q[kept], draft.drawn)
+
+
+def softmax_claimed(q: exact.Model) -> Callable[[Draft], Draft]:
+    """Claim that a top-k tree was drawn from q."""
+    return lambda draft: Draft(
+        draft.tree, torch.stack([q(draft.tree.path_tokens(node)) for node in range(len(draft.tree))]), SWOR
+    )
+
+
+class OneUniform:
+    """Coins whose accepts all compare with one and the same uniform number."""
+
+    def __init__(self, coins: Coins):
+        self.choose, self.coins, self.low, self.high = coins.choose, coins, 0.0, 1.0
+
+    def accept(self, probability: float) -> bool:
+        cut = min(max(probability, self.low), self.high)  # what is known: low <= uniform < high
+        below = self.coins.accept((cut - self.low) / (self.high - self.low)) if self.high > self.low else False
+        self.low, self.high = (self.low, cut) if below else (cut, self.high)
+        return below
+
+
+class Argmax:
+    """Coins that take the most probable token instead of drawing one."""
+
+    def __init__(self, coins: Coins):
+        self.accept = coins.accept
+
+    def choose(self, probabilities: Tensor) -> int:
+        return int(probabilities.argmax())
+
+
+def ptd_as_printed(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """PTD's Algorithm 2 as printed: after a rejection p is renormalised over the candidates that remain.
+
+    The last candidate is then accepted with certainty, whatever the target thinks of it.
+    """
+    node, path, tree = 0, [], draft.tree
+    while True:
+        left = [float(p[node, tree.tokens[c]]) for c in tree.children[node]]
+        for i, child in enumerate(tree.children[node]):
+            mass = sum(left[i:]) if i else 1.0
+            if mass > 0 and coins.accept(min(1.0, left[i] / mass)):
+                node = child
+                break
+        else:
+            return Verdict(tuple(path), coins.choose(p[node]))
+        path.append(node)
+
+
+def bonus_untempered(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """The bonus token drawn from the law at temperature 1; p here is at 0.5. Spec-Bench's copy of EAGLE's code."""
+    verdict = rrsw(draft, p, coins)
+    leaf = verdict.path[-1] if verdict.path else 0
+    return verdict if draft.tree.children[leaf] else Verdict(verdict.path, coins.choose(p[leaf] ** 0.5))
+
+
+def _unnormalised(p: Tensor, q: Tensor) -> Tensor:
+    rest = (p - q).clamp_min(0)
+    return rest if rest.any() else p
+
+
+# ---- the gallery ----------------------------------------------------------------------------------------------
+
+BINARY, UNEVEN = kary(2, 2), Static(((0,), (1,), (0, 0), (0, 1)))
+MakeDrafter = Callable[[exact.Model], Drafter]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A broken combination of drafter (from q) and verifier, the whole one beside it, and a printed total variation.
+
+    printed: of the same kind of bug on other random worlds (algorithms and authors differ), where there is one.
+    """
+
+    kind: str
+    drafter: MakeDrafter
+    verifier: Verifier
+    warp: Warp | None = None
+    printed: float | None = None
+
+
+def drawn(shape: Growth, how: Drawn, change: Callable[[Draft], Draft] = lambda draft: draft) -> MakeDrafter:
+    return lambda q: altered(exact.toy_drafter(q, shape, how), change)
+
+
+TREE = drawn(BINARY, SWOR)
+SMALL = drawn(UNEVEN, SWOR)
+BUGS = {
+    "rejected sibling stays in q (RRSw)": Bug("wrong law", drawn(BINARY, SWOR, drawn_as(IID)), rrs, printed=0.136),
+    "rejected sibling stays in q (traversal)": Bug(
+        "wrong law", drawn(BINARY, SWOR, drawn_as(IID)), traversal, printed=0.134
+    ),
+    "independent siblings struck from q": Bug("wrong law", drawn(BINARY, IID, drawn_as(SWOR)), rrsw, printed=0.056),
+    "top-k tree, q = softmax": Bug(
+        "wrong law",
+        lambda q: altered(exact.toy_drafter(q, BINARY, POINT), softmax_claimed(q)),
+        rrsw,
+        printed=0.632,
+    ),
+    "q of another temperature": Bug(
+        "wrong law", SMALL, lambda draft, p, coins: rrsw(replace(draft, q=Warp(2.0)(draft.q.log())), p, coins)
+    ),
+    "siblings re-sorted by q (RRSw)": Bug("selection", drawn(BINARY, SWOR, resorted), rrsw, printed=0.361),
+    "siblings re-sorted by q (traversal)": Bug("selection", drawn(BINARY, SWOR, resorted), traversal, printed=0.361),
+    "drawn nodes pruned by score (RRSw)": Bug("selection", drawn(BINARY, SWOR, pruned), rrsw, printed=0.276),
+    "drawn nodes pruned by score (traversal)": Bug("selection", drawn(BINARY, SWOR, pruned), traversal, printed=0.265),
+    "survivals not recomputed": Bug(
+        "arithmetic", TREE, lambda draft, p, coins: bottom_up(draft, p, coins, recompute=False), printed=0.253
+    ),
+    "divided by the remaining draft mass": Bug(
+        "arithmetic", TREE, lambda draft, p, coins: bottom_up(draft, p, coins, remaining_mass=True)
+    ),
+    "residual not renormalised": Bug(
+        "arithmetic", SMALL, lambda draft, p, coins: top_down(draft, p, coins, residual=_unnormalised)
+    ),
+    "PTD's Algorithm 2 as printed": Bug("arithmetic", drawn(BINARY, POINT), ptd_as_printed, printed=0.65),
+    "recovered token drawn from p": Bug(
+        "last token", SMALL, lambda draft, p, coins: top_down(draft, p, coins, recovered=lambda current, p: p)
+    ),
+    "last token by argmax (PTD's code)": Bug(
+        "last token", drawn(BINARY, POINT), lambda draft, p, coins: one_hot(draft, p, Argmax(coins)), printed=0.32
+    ),
+    "bonus drawn without the temperature": Bug("last token", drawn(chain(2), SWOR), bonus_untempered, warp=Warp(0.5)),
+    "one uniform for all accept coins": Bug("coins", SMALL, lambda draft, p, coins: rrsw(draft, p, OneUniform(coins))),
+}
+
+
+def worlds(count: int = 4, vocabulary: int = 3) -> list[tuple[exact.Model, exact.Model]]:
+    """Random (p, q): every prefix with a law of its own."""
+    return [
+        (exact.random_model(vocabulary, 2 * i, sharpness=1.0), exact.random_model(vocabulary, 2 * i + 1, sharpness=1.0))
+        for i in range(count)
+    ]
+
+
+def bias(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None = None) -> float:
+    """Total variation between two accepted levels of decoded text and the target's own law; p under the warp."""
+    model = p if warp is None else lambda prefix: warp(p(prefix).log())
+    return exact.total_variation(exact.output_law(make(q), verifier, model, depth=2, warp=warp), exact.joint(model, 3))
+
+
+def gallery(count: int = 4) -> pd.DataFrame:
+    """Every bug's largest total variation over random worlds: columns bug, kind, TV, printed."""
+    rows = []
+    for name, bug in BUGS.items():
+        worst = max(bias(bug.drafter, bug.verifier, p, q, bug.warp) for p, q in worlds(count))
+        rows.append({"bug": name, "kind": bug.kind, "TV": worst, "printed": bug.printed})
+    return pd.DataFrame(rows)
