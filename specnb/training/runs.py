@@ -139,7 +139,7 @@ def held_out(file: Path = HELD_OUT) -> list[writing.Dialogue]:
 
 
 def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = REPORT) -> pd.DataFrame:
-    """Measure every head of a folder on the held-out text; writes OUT.csv and OUT.json."""
+    """Measure every head of a folder on the held-out text; writes OUT.csv, OUT.json and the figures into each card."""
     dialogues, sets = held_out(), list(evaluation.held_out_prompts()["set"])
     tables, paths = [], sorted(folder.glob("*.safetensors"))
     if not paths:
@@ -148,6 +148,9 @@ def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out:
         head, spec, frozen = heads.load(path.with_suffix(""), pair.target)
         data = corpus_features(pair, dialogues, frozen.ids.cpu(), [spec.hidden_layer] if spec.hidden_layer else [])
         tables.append(evaluation.measure(path.stem, head, spec, frozen, data, sets))
+        card, (whole,) = path.with_suffix(".json"), tables[-1].query("set == 'all'").to_dict("records")
+        figures = {key: float(f"{whole[key]:.5g}") for key in whole if key.startswith("depth") or key == "tau"}
+        records.write_json(card, {**json.loads(card.read_text(encoding="utf-8")), "held_out": figures})
         print(tables[-1].round(3).to_string(index=False), flush=True)
     return _record(tables, command, out)
 
