@@ -17,7 +17,7 @@ from specnb import assets, heads, metrics, models, records
 from specnb.training import branches, corpus, evaluation, features, loop, writing
 
 VOCABULARY = 8192
-TREE_ROOTS = 24  # TALF: target-built trees in each dialogue, the paper has one at every position
+TREE_ROOTS = 16  # TALF: target-built trees in each dialogue, the paper has one at every position
 HELD_OUT = corpus.FOLDER / "held_out.npz"
 RANKS = assets.DATA / "results" / "heads_by_rank"
 REPORT = assets.DATA / "results" / "heads_held_out"
