@@ -54,8 +54,11 @@ def some(model, count: int, seed: int = 0, **options) -> list[writing.Dialogue]:
     return list(islice(writing.dialogues(model, None, SETTINGS, seed=seed, **options), count))
 
 
-def test_greedy_answers_are_generates(model):
+@pytest.mark.parametrize(("block", "every"), [(24, 32), (2, 3)])
+def test_greedy_answers_are_generates(model, block, every, monkeypatch):
     """Rows of all lengths side by side, refilled at any time: each greedy answer is what generate writes alone."""
+    monkeypatch.setattr(writing, "BLOCK", block)
+    monkeypatch.setattr(writing, "SORT_EVERY", every)
     plain = llama(vocab_size=V, initializer_range=0.3)
     greedy = [d for d in some(model, 60) if d.greedy]
     assert len(greedy) > 15

@@ -5,7 +5,8 @@ finished starts the next dialogue at once, so that no row ever waits for the lon
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 import torch.nn.functional as F
@@ -68,13 +69,27 @@ class RowsLayer(DynamicLayer):
         used = int(self.places.max()) + 1
         return self.keys[:, :, :used], self.values[:, :, :used]
 
+    def reorder(self, order: Tensor) -> None:
+        self.keys, self.values = self.keys[order], self.values[order]
+
+
+BLOCK = 24  # rows that attend together, to the length of the longest of them
+SORT_EVERY = 32  # steps after which rows are sorted by length again
+
 
 def grouped_attention(module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, **_):
-    """Attention for one query per row: the query heads that share a key head stand as queries of one head."""
+    """Attention for one query per row: the query heads that share a key head stand as queries of one head.
+
+    Memory traffic is what it costs, so rows of like length, which stand side by side, read no further than needed.
+    """
     rows, heads, _, width = query.shape
-    query = query.reshape(rows, key.shape[1], -1, width)
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(rows, 1, heads, width), None
+    query, out = query.reshape(rows, key.shape[1], -1, width), []
+    for at in range(0, rows, BLOCK):
+        part = slice(at, at + BLOCK)
+        used = int((mask[part] == 0).flatten(0, 2).any(0).sum())
+        k, v, m = key[part, :, :used], value[part, :, :used], mask[part, :, :, :used]
+        out.append(F.scaled_dot_product_attention(query[part], k, v, attn_mask=m, scale=scaling))
+    return torch.cat(out).reshape(rows, 1, heads, width), None
 
 
 AttentionInterface.register("specnb_grouped", grouped_attention)
@@ -98,6 +113,16 @@ def sample(logits: Tensor, temperature: float, top_p: float, generator: torch.Ge
         above = torch.where(law > law.gather(1, tokens), law, 0).sum(-1)
         open_rows = open_rows[above >= top_p] if top_p < 1 else open_rows[:0]
     return chosen
+
+
+@dataclass
+class Row:
+    """A dialogue in the making. answer is None while the question is written; forced: tokens to feed, last first."""
+
+    greedy: bool
+    question: list[int] = field(default_factory=list)
+    answer: list[int] | None = None
+    forced: list[int] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -124,46 +149,44 @@ def dialogues(
         places.fill_(place)
         _step(model, torch.full((rows,), token, device=device), places, cache)
     places.fill_(start)
-    begun = rows
-    questions: list[list[int]] = [[] for _ in range(rows)]
-    answers: list[list[int] | None] = [None] * rows  # None while the question is being written
-    forced: list[list[int]] = [[] for _ in range(rows)]
-    greedy = [row % 2 == 0 for row in range(rows)]
+    writing = [Row(greedy=row % 2 == 0) for row in range(rows)]
     tokens = torch.full((rows,), before[-1], device=device)
-    while True:
+    for step in count(1):
         logits = _step(model, tokens, places, cache)
-        asking = torch.tensor([answer is None for answer in answers], device=device)
-        drawing = ~asking & ~torch.tensor(greedy, device=device)
+        asking = torch.tensor([row.answer is None for row in writing], device=device)
+        drawing = torch.tensor([row.answer is not None and not row.greedy for row in writing], device=device)
         chosen = logits.argmax(-1)
         if asking.any():
             chosen[asking] = sample(logits[asking], settings.question_temperature, settings.question_top_p, generator)
         if drawing.any():
             chosen[drawing] = sample(logits[drawing], settings.answer_temperature, 1.0, generator)
         places += 1
-        chosen = chosen.tolist()
-        for row in range(rows):
-            token, again = chosen[row], False
-            if forced[row]:
-                chosen[row] = forced[row].pop()
-            elif answers[row] is None and token == end:
-                question = tuple(questions[row])
-                again = len(question) < settings.shortest_question or not wanted(question)
-                answers[row], forced[row] = [], after[:0:-1]  # the rest of the template, last token first
-            elif answers[row] is None:
-                questions[row].append(token)
-                again = len(questions[row]) > settings.longest_question
+        feed = chosen.tolist()
+        for i, row in enumerate(writing):
+            token, again = feed[i], False
+            if row.forced:
+                feed[i] = row.forced.pop()
+            elif row.answer is None and token == end:
+                again = len(row.question) < settings.shortest_question or not wanted(tuple(row.question))
+                row.answer, row.forced = [], after[:0:-1]  # the rest of the template, last token first
+            elif row.answer is None:
+                row.question.append(token)
+                again = len(row.question) > settings.longest_question
             else:
-                answers[row].append(token)
-                again = token == end or len(answers[row]) == settings.longest_answer
+                row.answer.append(token)
+                again = token == end or len(row.answer) == settings.longest_answer
                 if again:
-                    yield Dialogue(tuple(questions[row]), tuple(answers[row]), greedy[row])
+                    yield Dialogue(tuple(row.question), tuple(row.answer), row.greedy)
             if again:
-                questions[row], answers[row], forced[row] = [], None, []
-                greedy[row] = begun % 2 == 0
-                begun += 1
-                chosen[row] = before[-1]
-                places[row] = start
-        tokens = torch.tensor(chosen, device=device)
+                rows += 1
+                writing[i], feed[i], places[i] = Row(greedy=rows % 2 == 0), before[-1], start
+        tokens = torch.tensor(feed, device=device)
+        if step % SORT_EVERY == 0:
+            order = places.argsort(stable=True)
+            for layer in cache.layers:
+                layer.reorder(order)
+            places.copy_(places[order])
+            tokens, writing = tokens[order], [writing[i] for i in order.tolist()]
 
 
 def _step(model: PreTrainedModel, tokens: Tensor, places: Tensor, cache: Cache) -> Tensor:
