@@ -15,7 +15,6 @@ from specnb.figures import COLOURS
 from specnb.traversal import block, traversal
 from specnb.tree import Drawn
 from specnb.verifiers import Verifier, rrsw
-from specnb.widgets import look
 
 SHAPES = {
     "chain of 2": growth.chain(2),
@@ -59,7 +58,7 @@ def render_law(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> bytes:
         figure = Figure(figsize=(10, 4.2), dpi=100)
         ax = figure.add_axes((0.07, 0.12, 0.36, 0.74))
         for shift, (name, weights) in zip((-0.2, 0.2), (("p", p), ("q", q)), strict=True):
-            ax.bar(np.arange(len(weights)) + shift, np.array(weights) / sum(weights), 0.4, **look(name))
+            ax.bar(np.arange(len(weights)) + shift, np.array(weights) / sum(weights), 0.4, **figures.look(name))
         ax.set(xticks=range(len(p)), xticklabels=LETTERS[: len(p)], ylim=(0, 1.02), ylabel="probability")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2)
         side = figure.add_axes((0.66, 0.24, 0.3, 0.6))
@@ -72,7 +71,7 @@ def render_law(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> bytes:
         side.invert_yaxis()
         worst = max(row["error"] for row in found.values())
         said = "0 (below 1e-12)" if worst < 1e-12 else f"{worst:.1e}"
-        figure.text(0.47, 0.02, f"total variation of the decoded text from the target: {said}", fontsize=13)
+        figure.text(0.98, 0.02, f"total variation of the decoded text from the target: {said}", fontsize=13, ha="right")
         return figures.png(figure)
 
 

@@ -40,6 +40,7 @@ from specnb.tree_figure import (
 __all__ = ["COLOURS", "INK", "LOOKS", "draw_tree", "drawable", "legend", "tree_table"]
 
 TEXT_STYLE = "font-size:17px;line-height:1.8;white-space:pre-wrap;max-width:1100px"
+HATCH = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}
 PHASES = {
     "draft": ("#CCBB44", "//"),
     "target": ("#66CCEE", ""),
@@ -213,3 +214,9 @@ def _write(path: Path, data: bytes) -> Path:
         part.write_bytes(data)
         os.replace(part, path)
     return path
+
+
+def look(name: str) -> dict:
+    """How p and q are drawn: bar arguments."""
+    colour, hatch = HATCH[name]
+    return {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}

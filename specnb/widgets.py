@@ -27,7 +27,6 @@ from specnb.verifiers import token_level
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 TARGET = (0.3, 0.4, 0.3)
 DRAFTS = (TARGET, (0.6, 0.3, 0.1), (1.0, 0.0, 0.0))  # at mix 0, ½ and 1
-HATCH = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}
 TEXT = "font-size:16px;line-height:1.7"
 
 
@@ -100,19 +99,13 @@ def _draw_laws(ax: Axes, step: Step, node: int, pieces: Pieces) -> None:
     others = [token for token in most.topk(min(5, len(most))).indices.tolist() if token != drafted and most[token]]
     top = sorted([drafted, *others[:4]], key=lambda token: -most[token])
     for i, (name, law) in enumerate(laws.items()):
-        ax.barh(np.arange(len(top)) + 0.38 * i, [float(law[token]) for token in top], 0.38, **look(name))
+        ax.barh(np.arange(len(top)) + 0.38 * i, [float(law[token]) for token in top], 0.38, **figures.look(name))
     names = [("▸ " if token == drafted else "") + drawable(t)[:10] for token, t in zip(top, pieces(top), strict=True)]
     ax.set_yticks(np.arange(len(top)) + 0.19 * (len(laws) - 1), names, parse_math=False)
     ax.set(xlim=(0, 1.05), ylim=(len(top) - 0.3, -0.4), xticks=[0, 0.5, 1])
     after = drawable(pieces([tree.token_list[parent]])[0])[:12]
     ax.set_title(f"after “{after}”, before any rejection", fontsize=12, loc="right", parse_math=False)
     ax.legend(loc="lower right", fontsize=12)
-
-
-def look(name: str) -> dict:
-    """How p and q are drawn: bar arguments."""
-    colour, hatch = HATCH[name]
-    return {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}
 
 
 def stepper(generation: Generation, pair_or_pieces: Pair | Pieces) -> ipywidgets.VBox:
@@ -221,8 +214,8 @@ def render_acceptance(mix: float, gamma: int) -> bytes:
         figure = Figure(figsize=(10, 4.2), dpi=100)
         ax = figure.add_axes((0.07, 0.12, 0.45, 0.74))
         at, low = np.arange(3), np.minimum(TARGET, q)
-        ax.bar(at - 0.2, TARGET, 0.4, **look("p"))
-        ax.bar(at + 0.2, q, 0.4, **look("q"))
+        ax.bar(at - 0.2, TARGET, 0.4, **figures.look("p"))
+        ax.bar(at + 0.2, q, 0.4, **figures.look("q"))
         ax.bar(at, low, 0.86, color=COLOURS["accepted"], alpha=0.3, label="overlap min(p, q)")
         ax.hlines(low, at - 0.43, at + 0.43, color=COLOURS["accepted"], lw=3)
         ax.set(xticks=at, xticklabels=["A", "B", "C"], ylim=(0, 1.02), ylabel="probability")

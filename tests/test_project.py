@@ -17,7 +17,7 @@ ROOT = assets.ROOT
 # Each module imports only modules to its left.
 ORDER = [
     "assets", "records", "models", "prompts", "tree", "masks", "cache", "target", "sampling", "verifiers",
-    "traversal", "multidraft", "draft_models", "heads", "head_drafts", "growth", "drafters", "decode", "hf",
+    "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "drafters", "decode", "hf",
     "exact", "broken", "paired", "metrics", "training", "bench", "sweep", "paper", "tree_figure", "figures",
     "widgets", "explorers",
 ]  # fmt: skip
@@ -167,7 +167,7 @@ def violations(source: str, module: str) -> list[str]:
         return [f"{module} has no place in the order"]
     wrong = []
     for other in sorted(imported(source, module) - {name}):
-        if other == "widgets" or (other == "figures" and name != "widgets"):
+        if other in ("widgets", "explorers") or (other == "figures" and name not in ("widgets", "explorers")):
             wrong.append(f"{module} imports {other}, which only notebooks do")
         elif ORDER.index(other) > ORDER.index(name):
             wrong.append(f"{module} imports {other}, which comes after it")
