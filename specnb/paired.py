@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -26,7 +25,7 @@ from specnb.exact import accepted_given, expectation
 from specnb.sampling import RandomCoins
 from specnb.target import Target
 from specnb.traversal import block, traversal
-from specnb.tree import Draft, Drawn, TokenTree
+from specnb.tree import Draft, Drawn
 from specnb.verifiers import Verifier, is_chain, rrsw
 
 SHAPES = {
@@ -35,22 +34,6 @@ SHAPES = {
     "EAGLE sparse": growth.EAGLE_25,
 }
 RULES: dict[str, Verifier] = {"token-level": rrsw, "traversal": traversal}
-
-
-def lumped(draft: Draft, p: Tensor) -> tuple[Draft, Tensor]:
-    """The same step over the draft's own vocabulary, all tokens it cannot draft lumped into one more column.
-
-    Acceptance depends on the rest of p through its mass alone, so accepted lengths keep their law, while a table of
-    49,152 columns shrinks to 8,193. The draft needs its q; p: (n, V).
-    """
-    columns = draft.columns.clone()
-    columns[0] = 0  # the root's own token is never read
-    ids = torch.arange(p.shape[1]) if draft.ids is None else draft.ids
-    inside = p[:, ids].double()
-    rest = (p.double().sum(1) - inside.sum(1)).clamp_min(0)
-    q = torch.cat([draft.q.double(), torch.zeros(len(p), 1, dtype=torch.float64)], 1)
-    tree = TokenTree(columns, draft.tree.parents)
-    return Draft(tree, q, draft.drawn, auxiliary=draft.auxiliary), torch.cat([inside, rest[:, None]], 1)
 
 
 def untempered_bonus(
@@ -92,13 +75,12 @@ def compare(
     for step in steps(target, drafter, first, prompt, **options):
         if max_new_tokens - (step.start - len(prompt)) <= 9:
             break
-        small, p = lumped(step.draft, step.p)
         chain = is_chain(step.draft)
         for name, rule in {**rules, **({"block": block} if chain else {})}.items():
             began = time.perf_counter()
             rule(step.draft, step.p, RandomCoins(seed, 2))
             ms = 1000 * (time.perf_counter() - began)
-            paths = accepted_given(small, p, rule)
+            paths = accepted_given(step.draft, step.p, rule)
             row = {"step": step.index, "rule": name, "tau": 1 + expectation(paths, len), "ms": ms}
             bug = untempered_bonus(step.draft, step.p, temperature, paths) if rule is first else float("nan")
             rows.append({**row, "nodes": len(step.draft.tree) - 1, "bug": bug})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins
 from specnb.tree import Draft, Drawn
-from specnb.verifiers import Verdict, check, is_chain, toss
+from specnb.verifiers import Verdict, check, choose, is_chain, over_columns, q_over_columns, toss, without
 
 
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -34,21 +34,22 @@ def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     for i in range(len(path), -1, -1):
         node = path[i - 1] if i else 0
         if i == len(path):  # nothing was drafted below: the bonus token
-            law, h = p[node].double(), survival[i]
+            law, h = None, survival[i]
         else:
-            rest = (survival[i] * p[node].double() - draft_law(draft, node, path[i], p)).clamp_min(0)
-            law, h = normalised(rest, p[node]), odds(float(rest.sum()), survival[i])
+            above = over_columns(draft, p[node])
+            rest = (survival[i] * above - draft_law(draft, node, path[i], above)).clamp_min(0)
+            law, h = normalised(rest, above), odds(float(rest.sum()), survival[i])
         if i == 0 or toss(node, h, coins, trials):
             break  # the root is always accepted
-    return Verdict(tuple(path[:i]), coins.choose(law), tuple(trials))
+    return Verdict(tuple(path[:i]), choose(draft, p[node], law, coins), tuple(trials))
 
 
 @dataclass
 class Standing:
     """A node whose subtree is being traversed: its survival, children not tried yet, and its current p and q.
 
-    p and q are None until a child has been rejected: then they are (V,) float64, what is left of them. A POINT
-    draft has no q: each child's is one-hot.
+    p and q are None until a child has been rejected: then what is left of them, float64 over the draft's columns. A
+    POINT draft has no q: each child's is one-hot.
     """
 
     node: int
@@ -67,36 +68,33 @@ def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     drawn IID (where q stays) or SWOR, and for POINT trees (q one-hot, where it gains nothing over one_hot).
     """
     check(draft, p)
-    ratio, tokens, trials = ratios(draft, p), draft.tree.token_list, []
+    ratio, columns, trials = ratios(draft, p), draft.columns.tolist(), []
     stack = [Standing(0, 1.0, iter(draft.candidates[0]))]
     while True:
         top = stack[-1]
         child = next(top.children, None) if top.survival > 0 else None  # nothing below survives a dead node
         if child is not None:
-            x = tokens[child]
+            x = columns[child]
             factor = (
                 ratio[child] if top.p is None else _ratio(float(top.p[x]), 1.0 if top.q is None else float(top.q[x]))
             )
             stack.append(Standing(child, min(top.survival * factor, 1.0), iter(draft.candidates[child])))
             continue
         if len(stack) == 1 or toss(top.node, top.survival, coins, trials):
-            law = p[top.node] if top.p is None else top.p
-            return Verdict(tuple(standing.node for standing in stack[1:]), coins.choose(law), tuple(trials))
+            token = choose(draft, p[top.node], top.p, coins)
+            return Verdict(tuple(standing.node for standing in stack[1:]), token, tuple(trials))
         stack.pop()
         _reject(draft, stack[-1], top.node, p)
 
 
 def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
     """Equations of Algorithm 3, lines 12 to 16: what is left of p, q and survival when a child has been rejected."""
-    q = draft_law(draft, at.node, child, p) if at.q is None else at.q
-    law = p[at.node].double() if at.p is None else at.p
+    law = over_columns(draft, p[at.node]) if at.p is None else at.p
+    q = draft_law(draft, at.node, child, law) if at.q is None else at.q
     rest = (at.survival * law - q).clamp_min(0)
     at.p, at.survival = normalised(rest, law), odds(float(rest.sum()), at.survival)
-    if draft.drawn is Drawn.IID:
-        at.q = q
-    elif draft.drawn is Drawn.SWOR:
-        q = q.index_fill(0, draft.tree.tokens[child], 0.0)
-        at.q = q / q.sum() if q.any() else q
+    if draft.drawn is not Drawn.POINT:
+        at.q = q if draft.drawn is Drawn.IID else without(q, int(draft.columns[child]))
 
 
 def odds(mass: float, survival: float) -> float:
@@ -106,16 +104,16 @@ def odds(mass: float, survival: float) -> float:
 
 
 def normalised(rest: Tensor, otherwise: Tensor) -> Tensor:
-    """rest over its sum, (V,) float64; the other law if no mass is left."""
+    """rest over its sum, float64; the other law if no mass is left."""
     mass = rest.sum()
-    return rest / mass if mass > 0 else otherwise.double()
+    return rest / mass if mass > 0 else otherwise
 
 
-def draft_law(draft: Draft, node: int, child: int, p: Tensor) -> Tensor:
-    """(V,) float64: the law a child of node was drawn from; one-hot for a POINT draft."""
+def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
+    """The law a child of node was drawn from, over the columns of a law like this one; one-hot for a POINT draft."""
     if draft.drawn is not Drawn.POINT:
-        return draft.law(node, p.shape[1])
-    return torch.zeros(p.shape[1], dtype=torch.float64).index_fill_(0, draft.tree.tokens[child], 1.0)
+        return q_over_columns(draft, node)
+    return torch.zeros_like(like).index_fill_(0, draft.columns[child], 1.0)
 
 
 def ratios(draft: Draft, p: Tensor) -> list[float]:

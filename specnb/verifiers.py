@@ -8,6 +8,7 @@ rejection needs a residual. A verifier refuses a draft for which it would not be
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from specnb.sampling import Coins, residual
@@ -129,22 +130,21 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
     tokens, parents = draft.tree.tokens, draft.tree.parents.clamp_min(0)
     p_child = p[parents, tokens].double().tolist()
     q_child = draft.q[parents, draft.columns].double().tolist()
+    columns = draft.columns.tolist()
 
     def judge(node: int, trials: list[Trial]) -> tuple[int | None, int | None]:
-        law = q = None  # the current p and q of this node; untouched until the first rejection
+        law = q = None  # the current p and q of this node over columns; untouched until the first rejection
         for child in draft.candidates[node]:
-            x = draft.tree.token_list[child]
+            x = columns[child]
             px, qx = (p_child[child], q_child[child]) if law is None else (float(law[x]), float(q[x]))
             if toss(child, min(1.0, px / qx) if qx > 0 else 0.0, coins, trials):
                 return child, None
             if law is None:
-                law, q = p[node].double(), draft.law(node, p.shape[1])
+                law, q = over_columns(draft, p[node]), q_over_columns(draft, node)
             law = residual(law, q)
             if remove:
-                q = q.clone()
-                q[x] = 0
-                q = q / q.sum() if q.any() else q
-        return None, coins.choose(p[node] if law is None else law)
+                q = without(q, x)
+        return None, choose(draft, p[node], law, coins)
 
     return _descend(judge)
 
@@ -152,6 +152,46 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
 def by_draw(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """The lossless top-down rule that fits how the draft was drawn: one_hot, rrs or rrsw."""
     return {Drawn.POINT: one_hot, Drawn.IID: rrs, Drawn.SWOR: rrsw}[draft.drawn](draft, p, coins)
+
+
+# ---- p and q over the draft's columns ---------------------------------------------------------------------
+# A draft over a reduced vocabulary leaves the target's other tokens alone: rejections change their mass, never their
+# proportions. So residuals are kept over the draft's columns and one more, which holds all other tokens.
+
+
+def over_columns(draft: Draft, law: Tensor) -> Tensor:
+    """A target law (V,) over the draft's columns and one for the rest, (V_d + 1,) float64; as it is without ids."""
+    law = law.double()
+    if draft.ids is None:
+        return law
+    inside = law[draft.ids]
+    return torch.cat([inside, (law.sum() - inside.sum()).clamp_min(0)[None]])
+
+
+def q_over_columns(draft: Draft, node: int) -> Tensor:
+    """The law a node's children were drawn from, likewise: (V_d + 1,) float64, nothing in the last column."""
+    q = draft.q[node].double()
+    q = q / q.sum()
+    return q if draft.ids is None else torch.cat([q, q.new_zeros(1)])
+
+
+def without(q: Tensor, column: int) -> Tensor:
+    """q with one column struck out, renormalised if anything is left."""
+    q = q.clone()
+    q[column] = 0
+    return q / q.sum() if q.any() else q
+
+
+def choose(draft: Draft, law: Tensor, current: Tensor | None, coins: Coins) -> int:
+    """A token from what is left of a target law (V,): current over columns, None if nothing was rejected."""
+    if current is None:
+        return coins.choose(law)
+    column = coins.choose(current)
+    if draft.ids is None:
+        return column
+    if column < len(draft.ids):
+        return int(draft.ids[column])
+    return coins.choose(law.double().index_fill(0, draft.ids, 0.0))
 
 
 # ---- shared steps ---------------------------------------------------------------------------------------
