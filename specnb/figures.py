@@ -17,6 +17,7 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from specnb import assets, masks, metrics
 from specnb.decode import Step
@@ -47,6 +48,7 @@ PHASES = {
     "verify": ("#555555", ".."),
     "commit": ("#DDDDDD", ""),
 }
+KINDS = (("#4477AA", ""), ("#CCBB44", "//"), ("#AA3377", ".."), ("#66CCEE", "xx"), ("#BBBBBB", ""))
 STYLE = {
     "font.family": ["DejaVu Sans"],
     "font.size": 13,
@@ -220,3 +222,20 @@ def look(name: str) -> dict:
     """How p and q are drawn: bar arguments."""
     colour, hatch = HATCH[name]
     return {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}
+
+
+def ranked(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes | None = None) -> Axes:
+    """Horizontal bars of a table's values, largest first, one colour and hatch per kind (up to five)."""
+    ax = ax or plt.subplots(figsize=(11, 0.42 * len(table) + 1.2))[1]
+    table = table.sort_values(value, ascending=False)
+    looks = dict(zip(table[kind].unique(), KINDS, strict=False))
+    for i, row in enumerate(table.to_dict("records")):
+        colour, hatch = looks[row[kind]]
+        ax.barh(i, row[value], 0.7, color=colour, hatch=hatch, edgecolor="white", lw=0)
+        ax.text(row[value], i, f" {row[value]:.3f}", va="center", fontsize=13)
+    ax.set_yticks(range(len(table)), table[label])
+    ax.set(xlim=(0, 1.12 * table[value].max()), xlabel=value)
+    ax.invert_yaxis()
+    handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in looks.items()]
+    ax.legend(handles=handles, loc="lower right", title=kind)
+    return ax
