@@ -3,6 +3,7 @@
 python -m specnb.training corpus             the target writes dialogues; resumes
 python -m specnb.training held-out           its greedy answers to the prompts drafts are measured on
 python -m specnb.training train NAME …       train heads; resumes; writes data/drafts/NAME.*
+python -m specnb.training ranks              EAGLE, HASS and TALF by rank of the conditioning token
 python -m specnb.training report             agreement and τ of every trained head on the held-out text
 """
 
@@ -38,6 +39,7 @@ def main() -> None:
     report.add_argument("--out", type=Path, default=runs.REPORT)
     ranks = commands.add_parser("ranks", help="EAGLE-type heads by rank of the conditioning token")
     ranks.add_argument("--heads", type=Path, default=heads.FOLDER)
+    ranks.add_argument("--every", type=int, default=3, help="one in so many held-out texts")
     options = parser.parse_args()
     command = shlex.join(["python", "-m", "specnb.training", *sys.argv[1:]])
     pair = models.load_pair(dtype="bfloat16")
@@ -53,7 +55,7 @@ def main() -> None:
         for name in options.names:
             runs.train(pair, name, schedule, command, dialogues=dialogues, out=options.out, again=options.again)
     elif options.what == "ranks":
-        runs.report_ranks(pair, command, folder=options.heads)
+        runs.report_ranks(pair, command, folder=options.heads, every=options.every)
     else:
         runs.report(pair, command, folder=options.heads, out=options.out)
 

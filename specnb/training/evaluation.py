@@ -137,15 +137,16 @@ def by_rank(
     *,
     roots: int,
     ranks: int = 5,
+    every: int = 1,
 ) -> pd.DataFrame:
     """SALF & TALF's figure 2b, one row per (root, rank): the draft goes on from its own rank-n token; is it right?
 
     At each root the draft's n-th likeliest token is taken, whatever the target thinks of it; then the draft's top
     token after that is compared with the target's argmax after the same token. Columns: rank; hit; confidence, the
     draft's largest probability; p_target, its probability of the target's token (0 outside the draft's vocabulary).
-    EAGLE-type heads only.
+    EAGLE-type heads only; every: take one in so many dialogues.
     """
-    kept, chosen = choose_roots(features, range(len(features)), roots, seed=0)
+    kept, chosen = choose_roots(features, range(0, len(features), every), roots, seed=0)
     output, rows = model.get_output_embeddings().weight, []
     for row, i in enumerate(tqdm(kept, desc="by rank", disable=assets.QUIET)):
         batch = loop.gather(features, [i], frozen.rows)

@@ -155,7 +155,9 @@ def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out:
     return _record(tables, command, out)
 
 
-def report_ranks(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = RANKS) -> pd.DataFrame:
+def report_ranks(
+    pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = RANKS, every: int = 1
+) -> pd.DataFrame:
     """SALF & TALF's figure 2b for the EAGLE-type heads of a folder; writes OUT.csv (one row a head and rank).
 
     ece: standard, of the largest probability; ece_paper: the paper's, of the probability of the target's token.
@@ -164,7 +166,7 @@ def report_ranks(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER
     for name in ("eagle", "hass", "talf"):
         head, spec, frozen = heads.load(folder / name, pair.target)
         data = corpus_features(pair, dialogues, frozen.ids.cpu(), [-1])
-        found = evaluation.by_rank(head, spec, frozen, pair.target, data, roots=8)
+        found = evaluation.by_rank(head, spec, frozen, pair.target, data, roots=8, every=every)
         for rank, rows in found.groupby("rank"):
             hit = rows["hit"].to_numpy(float)
             ece = {
