@@ -50,8 +50,9 @@ def test_text_is_the_targets_and_drafting_is_as_trained(name, smollm2):
         shape = growth.chain(4) if i else growth.kary(2, 2)
         generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=16)
         plain = model.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
-        if generation.tokens != plain:
-            at = next(k for k, (a, b) in enumerate(zip(generation.tokens, plain, strict=False)) if a != b)
+        ours = list(generation.tokens)
+        if ours != plain:
+            at = next(k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b)
             with torch.no_grad():
                 best = model(torch.tensor([[*ids, *plain[:at]]])).logits[0, -1].topk(2).values
             assert best[0] - best[1] < NEAR_TIE
