@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 import torch
@@ -27,6 +27,7 @@ from specnb.target import Target
 from specnb.tree import TokenTree
 from specnb.verifiers import Verifier
 
+T = TypeVar("T")
 Method = Callable[[list[int]], list[int]]
 NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
 
@@ -67,11 +68,7 @@ def race(
     turns = [(r, i) for r in range(repetitions) for i in range(len(prompts))]
     for repetition, i in tqdm(turns, desc="race", unit="prompt", disable=assets.QUIET):
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            _wait()
-            begin = time.perf_counter()
-            tokens = methods[name](prompts[i])
-            _wait()
-            seconds = time.perf_counter() - begin
+            tokens, seconds = timed(lambda name=name, i=i: methods[name](prompts[i]))
             rows.append((repetition, i, name, seconds, len(tokens), len(tokens) / seconds))
     return pd.DataFrame(rows, columns=["repetition", "prompt", "method", "seconds", "tokens", "token/s"])
 
@@ -160,27 +157,21 @@ def draft_costs(
             target = Target(pair.target, hidden_layers=draft.hidden_layers)
             draft.begin(prefix, target.prefill(prefix[:-1]))
             draft.expand(tree, [0])
-            seconds[name].append(_seconds(lambda draft=draft: draft.expand(tree, range(1, nodes + 1))))
+            seconds[name].append(timed(lambda draft=draft: draft.expand(tree, range(1, nodes + 1)))[1])
         target = Target(pair.target)
         target.prefill(prefix[:-1])
-        seconds["target"].append(_seconds(lambda target=target: target.forward(TokenTree([prefix[-1]], [-1]))))
+        seconds["target"].append(timed(lambda target=target: target.forward(TokenTree([prefix[-1]], [-1])))[1])
     table = pd.DataFrame(seconds).mul(1000).quantile([0.25, 0.5, 0.75]).T
     return table.set_axis(["quartile", "median", "third quartile"], axis=1).rename_axis("head").reset_index()
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """What a call returns and its wall-clock seconds, the device's queue emptied before and after."""
     _wait()
     began = time.perf_counter()
-    call()
+    result = call()
     _wait()
-    return time.perf_counter() - began
-
-
-def record(frame: pd.DataFrame, out: str | Path, **facts) -> None:
-    """Write OUT.csv, and OUT.json with the provenance and further facts; each appears only when complete."""
-    command = shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]])
-    records.write(f"{out}.csv", frame.to_csv(index=False, float_format="%.5g"))
-    records.write_json(f"{out}.json", {**records.provenance(command), **facts})
+    return result, time.perf_counter() - began
 
 
 def main() -> None:
@@ -195,10 +186,12 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", metavar="NAME", help="time trained heads' draft forwards instead")
     parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
     options = parser.parse_args()
+    command = shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]])
+    facts = {"pair": options.pair, "dtype": options.dtype}
     pair = models.load_pair(options.pair, dtype=options.dtype)
     if options.heads:
         frame = draft_costs(pair, options.heads)
-        record(frame, options.out, pair=options.pair, dtype=options.dtype, frontier=8, prefix=200)
+        records.write_table(options.out, frame, command, **facts, frontier=8, prefix=200)
         print(frame.round(2).to_string(index=False))
         return
     chosen = pd.concat([choose(name, int(count)) for name, count in (p.split(":") for p in options.prompts)])
@@ -208,13 +201,13 @@ def main() -> None:
         del methods["prompt lookup"]  # transformers' own affair
         frame = same_text(pair.target, methods, ids)
         frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
-        record(frame, options.out, pair=options.pair, dtype=options.dtype, new_tokens=options.tokens)
+        records.write_table(options.out, frame, command, **facts, new_tokens=options.tokens)
         print(frame.groupby("method", sort=False)[["equal", "same"]].agg(["sum", "size"]).to_string())
         return
     frame = race(methods, ids, repetitions=options.repetitions)
     frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
     share = overhead(pair, ids[:6], max_new_tokens=options.tokens)
-    record(frame, options.out, pair=options.pair, dtype=options.dtype, new_tokens=options.tokens, loop_overhead=share)
+    records.write_table(options.out, frame, command, **facts, new_tokens=options.tokens, loop_overhead=share)
     print(ratios(frame, "generate").round(2).to_string(), f"loop outside the forward: {share:.1%} of a step", sep="\n")
 
 

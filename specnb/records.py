@@ -1,5 +1,6 @@
 """Recorded results: where they come from, and files that appear only when they are complete."""
 
+import io
 import json
 import os
 import platform
@@ -8,6 +9,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 
 
@@ -46,6 +49,19 @@ def write_all(files: Mapping[str | Path, bytes | str]) -> None:
     finally:
         for part in parts.values():
             part.unlink(missing_ok=True)
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """``write`` as a compressed .npz."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write(path, buffer.getvalue())
+
+
+def write_table(out: str | Path, table: pd.DataFrame, command: str, **facts) -> None:
+    """Write OUT.csv and, once it stands, OUT.json: the provenance and further facts."""
+    write(f"{out}.csv", table.to_csv(index=False, float_format="%.5g"))
+    write_json(f"{out}.json", {**provenance(command), **facts})
 
 
 def to_json(content: dict) -> str:

@@ -5,7 +5,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import M_B, M_S, RANDOM, UNEVEN, WORLDS, altered, constant, table, tree_drafter, warped
+from toy import (
+    BINARY,
+    IID,
+    M_B,
+    M_S,
+    POINT,
+    RANDOM,
+    SWOR,
+    UNEVEN,
+    WORLDS,
+    altered,
+    bias,
+    constant,
+    table,
+    tree_drafter,
+    warped,
+)
 
 from specnb import exact
 from specnb.exact import accepted_law, expectation, joint, law, output_law, total_variation
@@ -13,15 +29,6 @@ from specnb.growth import chain, kary
 from specnb.sampling import RandomCoins, Warp
 from specnb.tree import Draft, Drawn, TokenTree
 from specnb.verifiers import by_draw, greedy, one_hot, rrs, rrsw, sample_and_match, token_level
-
-POINT, IID, SWOR = Drawn
-BINARY = kary(2, 2)
-
-
-def bias(drafter, verifier, p, depth, warp=None):
-    """Total variation between the output of speculative decoding and the target's own law."""
-    return total_variation(output_law(drafter, verifier, p, depth=depth, warp=warp), joint(p, depth + 1))
-
 
 # ---- lossless -------------------------------------------------------------------------------------------
 

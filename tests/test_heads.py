@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import VOCABULARY, gpt_neox, llama, qwen2
+from tiny import VOCABULARY, gpt_neox, llama, qwen2, randomise
 
 from specnb import growth, head_drafts, heads, masks, verifiers
 from specnb.decode import decode
@@ -25,10 +25,7 @@ def make(model, kind: str, hidden_layer=None, count: int = 1):
     torch.manual_seed(7)
     spec = heads.Spec.like(model, kind, hidden_layer=hidden_layer, count=count)
     head = heads.MODULES[kind](spec)
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return head.eval(), spec, heads.Frozen.of(model, IDS)
+    return randomise(head, 0.2).eval(), spec, heads.Frozen.of(model, IDS)
 
 
 @torch.no_grad()

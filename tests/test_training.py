@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import llama
+from tiny import llama, randomise
 
 from specnb import assets, growth, head_drafts, heads, models, records, verifiers
 from specnb.decode import decode
@@ -66,6 +66,14 @@ def fresh(pair, name: str):
     return head, spec, recipe
 
 
+def talf(pair, ready, rows: list[int]):
+    """A random head, and some dialogues with their target-built trees."""
+    frozen, data = ready
+    head, _, _ = fresh(pair, "talf")
+    trees = branches.compute(pair.target, frozen, data, range(6), k=3, m=4)
+    return randomise(head, 0.3), frozen, loop.gather(data, rows, frozen.rows, trees)
+
+
 # --- features and losses
 
 
@@ -97,6 +105,20 @@ def test_features_are_computed_once(pair, dialogues, ready, monkeypatch):
     for other in ((dialogues[:-1], [-1]), (dialogues, [-2])):
         with pytest.raises(TypeError):
             runs.corpus_features(pair, other[0], frozen.ids, other[1])
+
+
+def test_a_grown_corpus_only_adds_features(pair, dialogues, monkeypatch):
+    """Chunks that were there are read, not computed; the whole is what one chunk would have been."""
+    ids, ran, run = features.vocabulary(dialogues, 16), [], features._run
+    whole = runs.corpus_features(pair, dialogues, ids, [-1])
+    monkeypatch.setattr(features, "CHUNK", 7)
+    runs.corpus_features(pair, dialogues[:16], ids, [-1])
+    monkeypatch.setattr(features, "_run", lambda *a: (ran.append(len(a[2])), run(*a)))
+    grown = runs.corpus_features(pair, dialogues, ids, [-1])
+    assert sum(ran) == 40 - 14  # the third chunk was not full
+    assert torch.equal(grown.tokens, whole.tokens) and torch.equal(grown.answer, whole.answer)
+    torch.testing.assert_close(grown.soft.float(), whole.soft.float(), rtol=2e-2, atol=1e-2)
+    torch.testing.assert_close(grown.hidden[-1].float(), whole.hidden[-1].float(), rtol=2e-2, atol=1e-2)
 
 
 def test_a_full_disk_is_an_error_before_the_work_not_a_crash_within(pair, dialogues, monkeypatch):
@@ -150,8 +172,7 @@ def test_eagle_loss_is_its_definition(pair, ready):
     """Row t: token t beside the noisy feature before it; asked for the target's law and feature at t."""
     frozen, data = ready
     head, _, _ = fresh(pair, "eagle")
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    randomise(head, 0.1)
     batch = loop.gather(data, [3], frozen.rows)
     f, n = batch.hidden[-1][0], batch.tokens.shape[1]
     noise = torch.rand(1, n, f.shape[1], generator=torch.Generator().manual_seed(5))[0].sub(0.5).mul(0.2 * 512 / n)
@@ -170,12 +191,7 @@ def test_eagle_loss_is_its_definition(pair, ready):
 @torch.no_grad()
 def test_talf_loss_is_its_definition(pair, ready):
     """Every level against the law the target really has there; with the levels' laws swapped it is another number."""
-    frozen, data = ready
-    head, _, _ = fresh(pair, "talf")
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
-    trees = branches.compute(pair.target, frozen, data, range(6), k=3, m=4)
-    batch = loop.gather(data, [5], frozen.rows, trees)
+    head, frozen, batch = talf(pair, ready, [5])
     text, *levels = losses.tree_pass(head, frozen, batch)
     f, tokens, mine = batch.hidden[-1][0], batch.tokens[0].tolist(), batch.branches
     rows = batch.answers[0].nonzero().flatten().tolist()
@@ -270,12 +286,7 @@ def test_trees_are_the_targets_own(pair, ready):
 @torch.no_grad()
 def test_tree_pass_is_a_chain_pass_along_every_path(pair, ready):
     """TALF's tree attention against HASS's chain pass on text + path: what drafting does at inference."""
-    frozen, data = ready
-    head, _, _ = fresh(pair, "talf")
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
-    trees = branches.compute(pair.target, frozen, data, range(6), k=3, m=4)
-    batch = loop.gather(data, [5, 2, 3], frozen.rows, trees)
+    head, frozen, batch = talf(pair, ready, [5, 2, 3])
     text, first, second = losses.tree_pass(head, frozen, batch)
     for row in range(3):
         for j, root in enumerate(batch.branches.roots[row].tolist()):
@@ -310,7 +321,9 @@ def test_every_kind_learns(name, pair, ready, tmp_path):
 
 def test_train_by_name_writes_a_head_that_drafts(pair, dialogues, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "TREE_ROOTS", 4)
-    train = functools.partial(runs.train, pair, dialogues=dialogues, vocabulary=16, out=tmp_path / "drafts")
+    train = functools.partial(
+        runs.train, pair, dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path / "drafts"
+    )
     with pytest.raises(ValueError, match="train eagle first"):
         train("talf", QUICK, "test")
     for name in ("eagle", "hass", "talf"):
@@ -486,9 +499,7 @@ def test_replay_is_the_real_run(name, pair, ready):
     """Accepted tokens of every step of a real greedy decode with chains of 5, from one teacher-forced pass."""
     head, spec, _ = fresh(pair, name)
     frozen, _ = ready
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+    randomise(head, 0.3)
     dialogues, real = [], []
     for i in range(12):
         question = [i % V, (5 * i) % V, 7]
@@ -553,7 +564,7 @@ def test_reports_are_recorded(pair, dialogues, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="holds no trained heads"):
         runs.report(pair, "test", folder=tmp_path, out=tmp_path / "report")
     for name in ("eagle", "hass", "talf", "vdm"):
-        runs.train(pair, name, QUICK, "test", dialogues=dialogues, vocabulary=16, out=tmp_path)
+        runs.train(pair, name, QUICK, "test", dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path)
     table = runs.report(pair, "test", folder=tmp_path, out=tmp_path / "report")
     assert table["head"].tolist() == [name for name in ("eagle", "hass", "talf", "vdm") for _ in range(3)]
     assert table["set"].tolist() == ["a", "b", "all"] * 4

@@ -6,12 +6,27 @@ from functools import partial
 import pytest
 import torch
 from tiny import llama
-from toy import M_B, M_S, RANDOM, UNEVEN, WORLDS, constant, table, tree_drafter, warped
+from toy import (
+    BINARY,
+    IID,
+    M_B,
+    M_S,
+    POINT,
+    RANDOM,
+    SWOR,
+    UNEVEN,
+    WORLDS,
+    bias,
+    constant,
+    table,
+    tree_drafter,
+    warped,
+)
 
 from specnb import decode, exact, traversal
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import TreeDrafter
-from specnb.exact import accepted_law, expectation, joint, law, output_law, total_variation
+from specnb.exact import accepted_law, expectation, joint, law, total_variation
 from specnb.growth import chain, kary
 from specnb.sampling import Warp
 from specnb.target import Target
@@ -19,14 +34,6 @@ from specnb.traversal import block
 from specnb.traversal import traversal as traverse
 from specnb.tree import Draft, Drawn, TokenTree
 from specnb.verifiers import one_hot, rrs, rrsw, sample_and_match, token_level
-
-POINT, IID, SWOR = Drawn
-BINARY = kary(2, 2)
-
-
-def bias(drafter, verifier, p, depth, warp=None):
-    return total_variation(output_law(drafter, verifier, p, depth=depth, warp=warp), joint(p, depth + 1))
-
 
 LOSSLESS = [
     *[(block, drawn, chain(k), k) for drawn in Drawn for k in (1, 2)],

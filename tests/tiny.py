@@ -45,6 +45,15 @@ def gpt_neox(seed: int = 0) -> GPTNeoXForCausalLM:
 FAMILIES = {"llama": llama, "qwen2": qwen2, "gpt_neox": gpt_neox}
 
 
+def randomise(module: torch.nn.Module, std: float) -> torch.nn.Module:
+    """The module, its weights but not its norms drawn anew: what a row sees must move what comes out."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=std, generator=generator)
+    return module
+
+
 @st.composite
 def trees(draw, *, max_nodes: int = 12, vocabulary: int = VOCABULARY) -> TokenTree:
     """A random TokenTree of up to max_nodes nodes with random tokens."""

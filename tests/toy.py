@@ -7,12 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specnb import exact
 from specnb.broken import UNEVEN, altered  # noqa: F401
 from specnb.drafters import TreeDrafter
 from specnb.exact import Model, toy_drafter
-from specnb.growth import Growth
+from specnb.growth import Growth, kary
 from specnb.sampling import Warp
 from specnb.tree import Drawn, TokenTree
+from specnb.verifiers import Verifier
+
+POINT, IID, SWOR = Drawn
+BINARY = kary(2, 2)
 
 
 def constant(*law: float) -> Model:
@@ -64,3 +69,10 @@ def tree_drafter(q: Model, shape: Growth, drawn: Drawn, ids: Sequence[int] | Non
 def table(model: Model, tree: TokenTree) -> Tensor:
     """(n, V): the model's law after every node."""
     return torch.stack([model(tree.path_tokens(node)) for node in range(len(tree))])
+
+
+def bias(drafter: TreeDrafter, verifier: Verifier, p: Model, depth: int, warp: Warp | None = None) -> float:
+    """Total variation between the output of speculative decoding and the target's own law."""
+    return exact.total_variation(
+        exact.output_law(drafter, verifier, p, depth=depth, warp=warp), exact.joint(p, depth + 1)
+    )

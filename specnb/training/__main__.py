@@ -51,9 +51,9 @@ def main() -> None:
         runs.write_held_out(pair, command)
     elif options.what == "train":
         schedule = replace(loop.Schedule(epochs=options.epochs), lr=options.lr)
-        dialogues = corpus.load()[: options.dialogues]
+        text = {"dialogues": corpus.load()[: options.dialogues], "ids": runs.vocabulary()}
         for name in options.names:
-            runs.train(pair, name, schedule, command, dialogues=dialogues, out=options.out, again=options.again)
+            runs.train(pair, name, schedule, command, **text, out=options.out, again=options.again)
     elif options.what == "ranks":
         runs.report_ranks(pair, command, folder=options.heads, every=options.every)
     else:

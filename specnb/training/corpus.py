@@ -1,6 +1,5 @@
 """The corpus on disk: shards of dialogues as uint16 tokens, with a manifest; written shard by shard, resumable."""
 
-import io
 import json
 import re
 import time
@@ -63,11 +62,11 @@ def held_out() -> set[tuple[str, ...]]:
     return {window for name in prompts.SETS for text in prompts.load(name)["text"] for window in windows(text)}
 
 
-def load(folder: Path = FOLDER) -> list[writing.Dialogue]:
-    """All dialogues of a corpus, in order; ValueError if a shard is missing or not what the manifest says."""
+def load(folder: Path = FOLDER, shards: int | None = None) -> list[writing.Dialogue]:
+    """The dialogues of a corpus (of its first shards), in order; ValueError if a shard is missing or damaged."""
     manifest = read_manifest(folder)
     found = []
-    for entry in manifest["shards"]:
+    for entry in manifest["shards"][:shards]:
         path = folder / entry["file"]
         if not path.exists() or assets.sha256(path) != entry["sha256"]:
             raise ValueError(
@@ -155,8 +154,6 @@ def _stream_seed(seed: int, shard: int) -> int:
 
 def _save(folder: Path, number: int, shard: Shard) -> dict:
     """Write shard-NNN.npz in one move; its manifest entry."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **vars(shard))
     path = folder / f"shard-{number:03d}.npz"
-    records.write(path, buffer.getvalue())
+    records.write_arrays(path, vars(shard))
     return {"file": path.name, "sha256": assets.sha256(path), "dialogues": len(shard.questions)}

@@ -1,4 +1,4 @@
-"""What the target says about the corpus, computed once and shared by all heads: memory-mapped arrays in the cache.
+"""What the target says about the corpus, computed once and shared by all heads: arrays in the cache.
 
 For every token x_t of every dialogue (template included): the target's hidden states, and its law of the next
 token over the reduced vocabulary as a *soft row* e_t = Σ_x p(x | x_≤t) w_x, the expected output row. With frozen
@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from specnb import assets, heads, models, records
 from specnb.training import writing
 
+CHUNK = 256  # dialogues
 TOP = 10  # the teacher's likeliest tokens kept for HASS's loss and for agreement
 
 
@@ -66,15 +67,34 @@ def compute(
 ) -> Features:
     """Run the target over (prompt, answer) token sequences and keep what heads need, as arrays in the cache.
 
-    Arrays that are complete for the same texts, target and vocabulary are opened as they are. A token takes
-    2 · width bytes for each layer and for the soft row, and 40 more. OSError if the disk has no room for that.
+    Texts go to the disk in runs of CHUNK, each computed once for the same target and vocabulary, so that a grown
+    corpus only adds to them. All arrays are then read into memory: 2 · width bytes a token for each layer and for
+    the soft row, and 40 more. OSError if the disk has no room.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
+    base = json.dumps([heads.fingerprint(pair.target), frozen.ids.tolist()])
+    found: dict[str, list[Tensor]] = {}
+    for begin in tqdm(range(0, len(full), CHUNK), unit="chunk", desc="features", disable=assets.QUIET):
+        for name, array in _chunk(pair, frozen, full[begin : begin + CHUNK], layers, base, batch_tokens).items():
+            found.setdefault(name, []).append(torch.from_numpy(array))
+    joined = {name: torch.cat(parts) for name, parts in found.items()}
     start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
-    key = hashlib.sha256(np.concatenate([np.array(s, np.int32) for s in full]).tobytes())
-    key.update(json.dumps([heads.fingerprint(pair.target), frozen.ids.tolist(), start.tolist()]).encode())
-    folder = assets.cache_dir() / "features" / key.hexdigest()[:16]
-    width, n = frozen.rows.shape[1], int(start[-1])
+    return Features(
+        tokens=torch.tensor([t for s in full for t in s]),
+        start=torch.from_numpy(start),
+        answer=torch.tensor([int(b) + len(p) for b, (p, _) in zip(start, texts, strict=False)]),
+        hidden={layer: joined[f"hidden{layer}"].view(torch.bfloat16) for layer in layers},
+        soft=joined["soft"].view(torch.bfloat16),
+        best=joined["best"],
+        best_p=joined["best_p"].view(torch.bfloat16),
+    )
+
+
+def _chunk(pair, frozen, full, layers, base: str, batch_tokens: int) -> dict[str, np.ndarray]:
+    """Arrays of some token sequences, end to end: computed, or opened if an earlier run has completed them."""
+    start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
+    key = hashlib.sha256(f"{base} {start.tolist()} {full}".encode()).hexdigest()[:16]
+    folder, width, n = assets.cache_dir() / "features" / key, frozen.rows.shape[1], int(start[-1])
     shapes = {f"hidden{layer}": (n, width) for layer in layers} | {
         "soft": (n, width), "best": (n, TOP), "best_p": (n, TOP)
     }  # fmt: skip
@@ -87,16 +107,7 @@ def compute(
             for name, array in arrays.items():
                 array.flush()
                 records.write(folder / f"{name}.done", "")
-    opened = {name: torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in shapes}
-    return Features(
-        tokens=torch.tensor([t for s in full for t in s]),
-        start=torch.from_numpy(start),
-        answer=torch.tensor([int(b) + len(p) for b, (p, _) in zip(start, texts, strict=False)]),
-        hidden={layer: opened[f"hidden{layer}"].view(torch.bfloat16) for layer in layers},
-        soft=opened["soft"].view(torch.bfloat16),
-        best=opened["best"],
-        best_p=opened["best_p"].view(torch.bfloat16),
-    )
+    return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in shapes}
 
 
 def _room_for(path: Path, shape: tuple[int, int]) -> np.memmap:
@@ -114,12 +125,10 @@ def _room_for(path: Path, shape: tuple[int, int]) -> np.memmap:
 def _fill(pair, frozen, full, start, layers, arrays, batch_tokens: int) -> None:
     """All sequences through the target, longest first, into the arrays."""
     order = sorted(range(len(full)), key=lambda i: len(full[i]))
-    with tqdm(total=int(start[-1]), unit="token", unit_scale=True, desc="features", disable=assets.QUIET) as bar:
-        while order:
-            longest = len(full[order[-1]])
-            rows = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // longest)))]
-            _run(pair, frozen, [full[i] for i in rows], [int(start[i]) for i in rows], layers, arrays)
-            bar.update(sum(len(full[i]) for i in rows))
+    while order:
+        longest = len(full[order[-1]])
+        rows = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // longest)))]
+        _run(pair, frozen, [full[i] for i in rows], [int(start[i]) for i in rows], layers, arrays)
 
 
 def _run(pair, frozen, sequences, starts, layers, arrays) -> None:

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -85,6 +85,12 @@ RECIPES = {
 }
 
 
+def described(recipe: Recipe) -> str:
+    """A recipe in words that are the same in every process: what a trained head's card is compared with."""
+    loss, options = getattr(recipe.loss, "func", recipe.loss), getattr(recipe.loss, "keywords", {})
+    return f"{loss.__name__}({options}) {replace(recipe, loss=None)}"
+
+
 def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int | None) -> Iterator[list[int]]:
     """Dialogues in batches of about equal length, up to batch_tokens padded tokens; shuffled unless epoch is None."""
     lengths = features.start.diff()
@@ -144,22 +150,20 @@ def train(
     """
     if schedule.epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {schedule.epochs}")
-
     device = frozen.rows.device
     rows = range(len(features)) if rows is None else rows
     training, validation = split(rows if trees is None else trees.dialogues.tolist())
     if not training or not validation:
         raise ValueError(f"{len(training)} dialogues to train on and {len(validation)} to validate are too few")
-    steps = schedule.epochs * sum(1 for _ in batches(features, training, schedule, 0))
+    plan = [
+        (epoch, batch) for epoch in range(schedule.epochs) for batch in batches(features, training, schedule, epoch)
+    ]
+    steps, per_epoch = len(plan), len(plan) // schedule.epochs
     optimizer = torch.optim.AdamW(head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay)
     state = {"step": 0, "curve": [], "best": None, "best_loss": math.inf}
     terms = {**(terms or {}), "schedule": repr(schedule), "tokens": len(features.tokens)}
     if checkpoint.exists():
         state = _restore(checkpoint, terms, head, optimizer)
-    plan = [
-        (epoch, batch) for epoch in range(schedule.epochs) for batch in batches(features, training, schedule, epoch)
-    ]
-    per_epoch = len(plan) // schedule.epochs
     with tqdm(total=steps, initial=state["step"], unit="step", disable=assets.QUIET) as bar:
         for step in range(state["step"], steps):
             if len(state["curve"]) and _stale(state["curve"], schedule.patience):

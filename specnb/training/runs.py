@@ -1,9 +1,7 @@
 """From names to files: features of the corpus, trained heads with their cards, the report on held-out text."""
 
 import hashlib
-import io
 import json
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +14,7 @@ import torch
 from specnb import assets, heads, metrics, models, records
 from specnb.training import branches, corpus, evaluation, features, loop, writing
 
-VOCABULARY = 8192
+VOCABULARY, VOCABULARY_SHARDS = 8192, 6
 TREE_ROOTS = 16  # TALF: target-built trees in each dialogue, the paper has one at every position
 HELD_OUT = corpus.FOLDER / "held_out.npz"
 RANKS = assets.DATA / "results" / "heads_by_rank"
@@ -27,6 +25,11 @@ def sequences(pair: models.Pair, dialogues: Sequence[writing.Dialogue]) -> list[
     """(prompt, answer) token ids of dialogues, the chat template put back around the question."""
     before, after = writing.template(pair.tokenizer)
     return [([*before, *d.question, *after], d.answer) for d in dialogues]
+
+
+def vocabulary(folder: Path = corpus.FOLDER) -> torch.Tensor:
+    """The draft vocabulary: counted on the corpus' first shards, so that a grown corpus keeps features and heads."""
+    return features.vocabulary(corpus.load(folder, shards=VOCABULARY_SHARDS), VOCABULARY)
 
 
 def corpus_features(
@@ -43,30 +46,31 @@ def train(
     command: str,
     *,
     dialogues: Sequence[writing.Dialogue],
-    vocabulary: int = VOCABULARY,
+    ids: torch.Tensor,
     out: Path = heads.FOLDER,
     again: bool = False,
 ) -> None:
     """Train one head by its name in ``loop.RECIPES`` and write weights, card and learning curve to OUT/NAME.*.
+
+    ids: the tokens it can draft, see ``vocabulary``.
 
     Resumes a killed run from its checkpoint in the cache, and leaves a head alone that was trained on the same terms
     before (again: train it anew). A recipe with a parent starts from that head's weights in the same folder; others
     from the target's own layers.
     """
     recipe, began = loop.RECIPES[name], time.monotonic()
-    ids, fingerprint = features.vocabulary(dialogues, vocabulary), heads.fingerprint(pair.target)
+    fingerprint = heads.fingerprint(pair.target)
     parent = _parent(recipe.parent, pair, ids, out) if recipe.parent else None
     text = hashlib.sha256(np.concatenate([[*d.question, *d.answer] for d in dialogues]).astype(np.int32).tobytes())
     terms = {
         "head": name,
-        "recipe": f"{recipe.kind} {recipe.loss} {recipe.hidden_layer} {recipe.count} {recipe.trees} {recipe.first}",
+        "recipe": loop.described(recipe),
         "schedule": asdict(schedule),
         "target": fingerprint,
         "text": text.hexdigest()[:16],
         "ids": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:16],
         "parent": recipe.parent and assets.sha256(out / f"{recipe.parent}.safetensors")[:16],
     }
-    terms["recipe"] = re.sub(r" at 0x[0-9a-f]+", "", terms["recipe"])
     card = out / f"{name}.json"
     if card.exists() and not again and json.loads(card.read_text(encoding="utf-8")).get("terms") == terms:
         print(f"{name} is trained already on these terms: {card}")
@@ -120,9 +124,7 @@ def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT) -> No
     """The target's greedy answers to every held-out prompt, next to the corpus."""
     table = evaluation.held_out_prompts()
     shard = corpus.Shard.of(evaluation.answer_greedily(pair, list(table["text"])))
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **vars(shard))
-    records.write(file, buffer.getvalue())
+    records.write_arrays(file, vars(shard))
     facts = {"sha256": assets.sha256(file), "prompts": len(table), "answer_tokens": int(shard.answers.sum())}
     records.write_json(
         file.with_suffix(".json"), {**facts, "model": heads.fingerprint(pair.target), **records.provenance(command)}
@@ -152,7 +154,9 @@ def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out:
         figures = {key: float(f"{whole[key]:.5g}") for key in whole if key.startswith("depth") or key == "tau"}
         records.write_json(card, {**json.loads(card.read_text(encoding="utf-8")), "held_out": figures})
         print(tables[-1].round(3).to_string(index=False), flush=True)
-    return _record(tables, command, out)
+    table = pd.concat(tables, ignore_index=True)
+    records.write_table(out, table, command)
+    return table
 
 
 def report_ranks(
@@ -173,14 +177,7 @@ def report_ranks(
                 key: metrics.ece(rows[c].to_numpy(), hit)
                 for key, c in (("ece", "confidence"), ("ece_paper", "p_target"))
             }
-            tables.append(
-                pd.DataFrame([{"head": name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(rows)}])
-            )
-    return _record(tables, command, out)
-
-
-def _record(tables: list[pd.DataFrame], command: str, out: Path) -> pd.DataFrame:
-    table = pd.concat(tables, ignore_index=True)
-    records.write(f"{out}.csv", table.to_csv(index=False, float_format="%.5g"))
-    records.write_json(f"{out}.json", records.provenance(command))
+            tables.append({"head": name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(rows)})
+    table = pd.DataFrame(tables)
+    records.write_table(out, table, command)
     return table
