@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from specnb import growth, verifiers
+from specnb import broken, growth, traversal, verifiers
 from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.target import Scores, Target
@@ -14,6 +14,7 @@ from specnb.tree import Draft, Drawn, TokenTree
 
 PROMPT = "Name one thing that a cat likes."
 SHAPE = growth.Static(((0,), (1,), (0, 0)))
+BINARY = growth.kary(2, 2)
 
 
 class Remembering:
@@ -81,10 +82,10 @@ def setting(smollm2):
     return prompt, target, NoisyDraft(first.log().float()), commonest
 
 
-def p_value(setting, verifier, draws):
+def p_value(setting, verifier, draws, shape=SHAPE):
     """Chi-square over the 50 commonest outcomes and the rest."""
     prompt, target, draft, expected = setting
-    drafter = TreeDrafter(draft, SHAPE, Drawn.SWOR)
+    drafter = TreeDrafter(draft, shape, Drawn.SWOR)
     counts = Counter()
     accepted = 0
     for seed in range(draws):
@@ -98,8 +99,17 @@ def p_value(setting, verifier, draws):
 
 
 @pytest.mark.model
-def test_two_tokens_follow_the_targets_law(setting):
-    assert p_value(setting, verifiers.rrsw, 20_000) > 0.01
+@pytest.mark.parametrize(
+    ("verifier", "shape"),
+    [
+        (verifiers.rrsw, SHAPE),
+        (traversal.traversal, BINARY),
+        (traversal.block, growth.chain(2)),  # block verifies chains alone
+    ],
+    ids=["rrsw", "traversal", "block"],
+)
+def test_two_tokens_follow_the_targets_law(setting, verifier, shape):
+    assert p_value(setting, verifier, 20_000, shape) > 0.01
 
 
 @pytest.mark.model
@@ -115,3 +125,14 @@ def test_a_wrong_q_is_caught(setting):
         )
 
     assert p_value(setting, misinformed, 4_000) < 1e-6
+
+
+@pytest.mark.model
+def test_a_traversal_that_forgets_to_recompute_survivals_is_caught(setting):
+    """Negative control from notebook 02's gallery."""
+
+    def forgetful(draft, p, coins):
+        rule = verifiers.rrsw if draft.q is None else broken.BUGS["survivals not recomputed"].verifier
+        return rule(draft, p, coins)
+
+    assert p_value(setting, forgetful, 3_000, BINARY) < 1e-6

@@ -116,7 +116,8 @@ def test_a_grown_corpus_only_adds_features(pair, dialogues, monkeypatch):
     monkeypatch.setattr(features, "_run", lambda *a: (ran.append(len(a[2])), run(*a)))
     grown = runs.corpus_features(pair, dialogues, ids, [-1])
     assert sum(ran) == 40 - 14  # the third chunk was not full
-    assert torch.equal(grown.tokens, whole.tokens) and torch.equal(grown.answer, whole.answer)
+    assert torch.equal(grown.tokens, whole.tokens)
+    assert torch.equal(grown.answer, whole.answer)
     torch.testing.assert_close(grown.soft.float(), whole.soft.float(), rtol=2e-2, atol=1e-2)
     torch.testing.assert_close(grown.hidden[-1].float(), whole.hidden[-1].float(), rtol=2e-2, atol=1e-2)
 
