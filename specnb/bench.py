@@ -11,6 +11,8 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from typing import TypeVar
 
 import pandas as pd
@@ -20,11 +22,13 @@ from transformers import PreTrainedModel
 
 from specnb import assets, growth, head_drafts, metrics, models, records, verifiers
 from specnb import prompts as prompt_sets
-from specnb.decode import decode
+from specnb.decode import decode, steps
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import Drafter, NgramDrafter, TreeDrafter
+from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
-from specnb.tree import TokenTree
+from specnb.traversal import traversal
+from specnb.tree import Drawn, TokenTree
 from specnb.verifiers import Verifier
 
 T = TypeVar("T")
@@ -165,6 +169,54 @@ def draft_costs(
     return table.set_axis(["quartile", "median", "third quartile"], axis=1).rename_axis("head").reset_index()
 
 
+RULES = {"token-level": verifiers.rrsw, "traversal": traversal}
+SHAPES = {"chain 5": growth.chain(5), "binary 5": growth.kary(2, 5), "EAGLE sparse": growth.EAGLE_25}
+
+
+def verification_costs(
+    pair: models.Pair, names: Sequence[str], prompts: Sequence[list[int]], *, max_new_tokens: int
+) -> pd.DataFrame:
+    """Milliseconds of verifying sampled binary trees of 31 nodes by rule, on the steps of real decoding at T = 1.
+
+    Each step's tree and laws are put to every rule ten times, with other coins. The rule "softmax" is none: it is
+    the step from the target's logits to its laws. Columns: draft, rule, and ms as median and quartiles.
+    """
+    rows, rules = [], {**RULES, "softmax": lambda draft, p, coins: Warp(1.0)(p.log())}
+    for name in names:
+        drafter = TreeDrafter(head_drafts.load(name, pair.target), growth.kary(2, 4), Drawn.SWOR)
+        options = {"max_new_tokens": max_new_tokens, "temperature": 1.0}
+        for prompt in tqdm(prompts, desc=name, unit="prompt", disable=assets.QUIET):
+            for step in steps(Target(pair.target), drafter, verifiers.rrsw, prompt, **options):
+                if len(step.draft.tree) == 31:  # the end of a text cuts trees
+                    for turn, (rule, verify) in product(range(10), rules.items()):
+                        call = partial(verify, step.draft, step.p, RandomCoins(turn, 2))
+                        rows.append((name, rule, 1000 * timed(call)[1]))
+    table = pd.DataFrame(rows, columns=["draft", "rule", "ms"])
+    spread = table.groupby(["draft", "rule"], sort=False)["ms"].quantile([0.25, 0.5, 0.75]).unstack()
+    return spread.set_axis(["quartile", "median", "third quartile"], axis=1).reset_index()
+
+
+def sampled(
+    pair: models.Pair, names: Sequence[str], prompts: Sequence[list[int]], *, max_new_tokens: int
+) -> pd.DataFrame:
+    """Decoding at T = 1 by every rule and shape: tokens, steps and seconds by phase, rules in turns on each prompt.
+
+    One row per (draft, shape, rule, prompt); a generation's first step, which holds the prefill, is left out.
+    """
+    rows, target = [], Target(pair.target)
+    drafts = {name: head_drafts.load(name, pair.target) for name in names}
+    cells = list(product(names, SHAPES, range(len(prompts))))
+    for name, shape, i in tqdm(cells, desc="sampled", disable=assets.QUIET):
+        for rule in list(RULES)[:: 1 if i % 2 else -1]:
+            drafter = TreeDrafter(drafts[name], SHAPES[shape], Drawn.SWOR)
+            options = {"max_new_tokens": max_new_tokens, "temperature": 1.0, "seed": i}
+            later = decode(target, drafter, RULES[rule], prompts[i], **options).steps[1:]
+            seconds = pd.DataFrame([step.seconds for step in later]).sum()
+            counts = {"tokens": sum(len(step.tokens) for step in later), "steps": len(later)}
+            rows.append({"draft": name, "shape": shape, "rule": rule, "prompt": i, **counts, **seconds})
+    return pd.DataFrame(rows)
+
+
 def timed(call: Callable[[], T]) -> tuple[T, float]:
     """What a call returns and its wall-clock seconds, the device's queue emptied before and after."""
     _wait()
@@ -184,31 +236,44 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--texts", action="store_true", help="compare greedy texts instead of speed")
     parser.add_argument("--heads", nargs="+", metavar="NAME", help="time trained heads' draft forwards instead")
+    parser.add_argument("--verify", nargs="+", metavar="NAME", help="time verification of trained heads' trees instead")
+    parser.add_argument(
+        "--sampled", nargs="+", metavar="NAME", help="time decoding at temperature 1 by every rule instead"
+    )
     parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
     options = parser.parse_args()
     command = shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]])
     facts = {"pair": options.pair, "dtype": options.dtype}
     pair = models.load_pair(options.pair, dtype=options.dtype)
-    if options.heads:
-        frame = draft_costs(pair, options.heads)
-        records.write_table(options.out, frame, command, **facts, frontier=8, prefix=200)
-        print(frame.round(2).to_string(index=False))
-        return
     chosen = pd.concat([choose(name, int(count)) for name, count in (p.split(":") for p in options.prompts)])
     ids = [pair.encode(text) for text in chosen["text"]]
-    methods = peers(pair, max_new_tokens=options.tokens, self_draft=options.texts)
-    if options.texts:
+    length = {"max_new_tokens": options.tokens}
+    if options.heads:
+        frame = draft_costs(pair, options.heads)
+        facts |= {"frontier": 8, "prefix": 200}
+        shown = frame
+    elif options.verify:
+        frame = verification_costs(pair, options.verify, ids, **length)
+        facts |= {"tree": "binary, 31 nodes", "new_tokens": options.tokens}
+        shown = frame
+    elif options.sampled:
+        frame = sampled(pair, options.sampled, ids, **length)
+        facts |= {"new_tokens": options.tokens}
+        shown = frame.groupby(["draft", "shape", "rule"], sort=False).sum(numeric_only=True).reset_index()
+    elif options.texts:
+        methods = peers(pair, **length, self_draft=True)
         del methods["prompt lookup"]  # transformers' own affair
         frame = same_text(pair.target, methods, ids)
+        facts |= {"new_tokens": options.tokens}
+        shown = frame.groupby("method", sort=False)[["equal", "same"]].agg(["sum", "size"]).reset_index()
+    else:
+        frame = race(peers(pair, **length), ids, repetitions=options.repetitions)
+        facts |= {"new_tokens": options.tokens, "loop_overhead": overhead(pair, ids[:6], **length)}
+        shown = ratios(frame, "generate").reset_index()
+    if "prompt" in frame:
         frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
-        records.write_table(options.out, frame, command, **facts, new_tokens=options.tokens)
-        print(frame.groupby("method", sort=False)[["equal", "same"]].agg(["sum", "size"]).to_string())
-        return
-    frame = race(methods, ids, repetitions=options.repetitions)
-    frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
-    share = overhead(pair, ids[:6], max_new_tokens=options.tokens)
-    records.write_table(options.out, frame, command, **facts, new_tokens=options.tokens, loop_overhead=share)
-    print(ratios(frame, "generate").round(2).to_string(), f"loop outside the forward: {share:.1%} of a step", sep="\n")
+    records.write_table(options.out, frame, command, **facts)
+    print(shown.round(2).to_string(index=False))
 
 
 def _wait() -> None:
