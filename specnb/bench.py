@@ -211,7 +211,7 @@ def sampled(
             drafter = TreeDrafter(drafts[name], SHAPES[shape], Drawn.SWOR)
             options = {"max_new_tokens": max_new_tokens, "temperature": 1.0, "seed": i}
             later = decode(target, drafter, RULES[rule], prompts[i], **options).steps[1:]
-            seconds = pd.DataFrame([step.seconds for step in later]).sum()
+            seconds = pd.DataFrame([step.seconds for step in later]).sum().add_suffix(" s")
             counts = {"tokens": sum(len(step.tokens) for step in later), "steps": len(later)}
             rows.append({"draft": name, "shape": shape, "rule": rule, "prompt": i, **counts, **seconds})
     return pd.DataFrame(rows)

@@ -239,3 +239,32 @@ def ranked(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes |
     handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in looks.items()]
     ax.legend(handles=handles, loc="lower right", title=kind)
     return ax
+
+
+def intervals(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes | None = None) -> Axes:
+    """A dot with its interval (columns low, high) per label and kind, labels downwards, kinds beside each other."""
+    labels, kinds = list(dict.fromkeys(table[label])), list(dict.fromkeys(table[kind]))
+    ax = ax or plt.subplots(figsize=(11, 0.3 * len(labels) * len(kinds) + 1.6), layout="constrained")[1]
+    for i, (name, (colour, _), marker) in enumerate(zip(kinds, KINDS, "os^Dv", strict=False)):
+        part = table[table[kind] == name]
+        rows = np.array([labels.index(text) for text in part[label]]) + (i - (len(kinds) - 1) / 2) * 0.7 / len(kinds)
+        reach = [part[value] - part["low"], part["high"] - part[value]]
+        ax.errorbar(part[value], rows, xerr=reach, fmt=marker, color=colour, capsize=3, label=name)
+    ax.axvline(0, color=INK, lw=1)
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set(xlabel=value, ylim=(len(labels) - 0.5, -0.5))
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(kinds), title=kind)
+    return ax
+
+
+def trend(table: pd.DataFrame, x: str, value: str, kind: str, *, ax: Axes | None = None) -> Axes:
+    """Lines of value over x, one per kind, with a band between the columns low and high where a row has them."""
+    ax = ax or plt.subplots(figsize=(7, 4.5), layout="constrained")[1]
+    for (name, part), (colour, _), marker in zip(table.groupby(kind, sort=False), KINDS, "os^Dv", strict=False):
+        part = part.sort_values(x)
+        ax.plot(part[x], part[value], marker=marker, color=colour, label=name)
+        if {"low", "high"} <= set(part):
+            ax.fill_between(part[x], part["low"], part["high"], color=colour, alpha=0.15, lw=0)
+    ax.set(xlabel=x, ylabel=value, xticks=sorted(set(table[x])))
+    ax.legend()
+    return ax

@@ -1,9 +1,10 @@
-"""Verifiers compared on the very same drafts, without a coin: expected accepted length given tree, p and q.
+"""Verifiers compared on the very same drafts, without a coin: expected accepted length from tree, p and q.
 
-Differences of a few per cent drown in the noise of sampled runs. Here each recorded step's drafted tree and laws go
-through every verifier, and ``exact.accepted_given`` replaces coin flips by their probabilities. On the command line:
+Differences of a few per cent drown in the noise of sampled runs. Here each step's drafted tree and laws go through
+both verifiers, and probabilities replace coin flips, given the tree (``exact.accepted_given``) or, with still less
+noise, given no more of it than must be (``traversal.chances``). On the command line:
 
-python -m specnb.paired --drafts vdm eagle --out data/results/traversal_cpu
+python -m specnb.paired --drafts vdm eagle --out data/results/traversal_trees
 """
 
 import argparse
@@ -22,9 +23,9 @@ from specnb.decode import steps
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.exact import accepted_given, expectation
 from specnb.target import Target
-from specnb.traversal import block, traversal
+from specnb.traversal import chances, traversal
 from specnb.tree import Draft, Drawn
-from specnb.verifiers import Verifier, is_chain, rrsw
+from specnb.verifiers import Verifier, rrsw
 
 SHAPES = {
     **{f"chain {d}": growth.chain(d) for d in (2, 4, 5, 6, 8)},
@@ -60,25 +61,24 @@ def compare(
     max_new_tokens: int,
     temperature: float = 1.0,
     seed: int = 0,
-    rules: Mapping[str, Verifier] = RULES,
 ) -> pd.DataFrame:
-    """Decode a prompt and put every step's draft to every rule; one row per step and rule.
+    """Decode a prompt and put every step's draft to both rules; one row per step and rule.
 
-    Columns: step; rule; tau, its expected tokens per step (bonus included); nodes; bug, see ``untempered_bonus``
-    (first rule only). Text is decoded with the first rule, so steps begin where its steps begin, and all rules see
-    the same trees; chains are verified by ``block`` too. Steps whose tree the end of the text would cut are left out.
+    Columns: step; rule; tau, expected tokens per step (bonus included) by ``chances``; given, the same given the
+    whole tree; nodes; bug, see ``untempered_bonus`` (token-level only). Text is decoded with the token-level rule,
+    so steps begin where its steps begin. Steps whose tree the end of the text would cut are left out.
     """
-    rows, (first, *_) = [], rules.values()
+    rows = []
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    for step in steps(target, drafter, first, prompt, **options):
+    for step in steps(target, drafter, rrsw, prompt, **options):
         if max_new_tokens - (step.start - len(prompt)) <= 9:
             break
-        chain = is_chain(step.draft)
-        for name, rule in {**rules, **({"block": block} if chain else {})}.items():
+        for name, rule in RULES.items():
+            tau = sum(chances(step.draft, step.p, token_level=rule is rrsw))
             paths = accepted_given(step.draft, step.p, rule)
-            row = {"step": step.index, "rule": name, "tau": 1 + expectation(paths, len)}
-            bug = untempered_bonus(step.draft, step.p, temperature, paths) if rule is first else float("nan")
-            rows.append({**row, "nodes": len(step.draft.tree) - 1, "bug": bug})
+            bug = untempered_bonus(step.draft, step.p, temperature, paths) if rule is rrsw else float("nan")
+            facts = {"given": 1 + expectation(paths, len), "nodes": len(step.draft.tree) - 1, "bug": bug}
+            rows.append({"step": step.index, "rule": name, "tau": tau, **facts})
     return pd.DataFrame(rows)
 
 
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafts", nargs="+", default=["vdm", "eagle"], help="trained heads")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--prompts", type=int, default=5, help="of each domain")
+    parser.add_argument("--prompts", type=int, default=3, help="of each domain")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per prompt")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--out", required=True, type=Path, help="writes OUT.csv and OUT.json")

@@ -5,6 +5,7 @@ Every table and figure has rows, also those without printed numbers. Verdicts ar
 
 import math
 from collections.abc import Mapping
+from html import escape as html_escape
 from itertools import combinations
 
 import pandas as pd
@@ -152,8 +153,11 @@ def same_optimum(paper_values, our_values, *, best=max, paper_error: float = 0.0
     return len(paper_values) not in map(len, places) and bool(places[0] & places[1])
 
 
-def render(comparison: pd.DataFrame, digits: int = 2) -> "Rendered":
-    """A comparison as a notebook table, numbers rounded; sign and word tell the verdict, not colour alone."""
+def render(comparison: pd.DataFrame, digits: int = 2, *, fold: str = "") -> "Rendered":
+    """A comparison as a notebook table, numbers rounded; sign and word tell the verdict, not colour alone.
+
+    fold: the title under which a long table is folded away until clicked.
+    """
     html = _rounded(comparison, digits).to_html(index=False, border=0, justify="left")
     for verdict, colour in COLOURS.items():
         cell, style = (
@@ -161,6 +165,8 @@ def render(comparison: pd.DataFrame, digits: int = 2) -> "Rendered":
             f"border-left: 4px solid {colour}; white-space: nowrap",
         )
         html = html.replace(f"<td>{cell}", f'<td style="{style}">{cell}')
+    if fold:
+        html = f"<details><summary>{html_escape(fold)} ({len(comparison)})</summary>{html}</details>"
     return Rendered(html, to_text(comparison, digits))
 
 

@@ -38,7 +38,8 @@ def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
         else:
             above = over_columns(draft, p[node])
             rest = (survival[i] * above - draft_law(draft, node, path[i], above)).clamp_min(0)
-            law, h = normalised(rest, above), odds(float(rest.sum()), survival[i])
+            mass = float(rest.sum())
+            law, h = normalised(rest, mass, above), odds(mass, survival[i])
         if i == 0 or toss(node, h, coins, trials):
             break  # the root is always accepted
     return Verdict(tuple(path[:i]), choose(draft, p[node], law, coins), tuple(trials))
@@ -58,6 +59,12 @@ class Standing:
     p: Tensor | None = None
     q: Tensor | None = None
 
+    def of_child(self, column: int, ratio: float) -> float:
+        """min(survival · p(x)/q(x), 1) under the current laws; ratio: p(x)/q(x) under the untouched ones."""
+        if self.p is not None:
+            ratio = _ratio(float(self.p[column]), 1.0 if self.q is None else float(self.q[column]))
+        return min(self.survival * ratio, 1.0)
+
 
 def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """Traversal verification (Weng et al. 2025, Algorithm 3): leaves first, in drawing order, then their parents.
@@ -74,11 +81,8 @@ def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
         top = stack[-1]
         child = next(top.children, None) if top.survival > 0 else None  # nothing below survives a dead node
         if child is not None:
-            x = columns[child]
-            factor = (
-                ratio[child] if top.p is None else _ratio(float(top.p[x]), 1.0 if top.q is None else float(top.q[x]))
-            )
-            stack.append(Standing(child, min(top.survival * factor, 1.0), iter(draft.candidates[child])))
+            survival = top.of_child(columns[child], ratio[child])
+            stack.append(Standing(child, survival, iter(draft.candidates[child])))
             continue
         if len(stack) == 1 or toss(top.node, top.survival, coins, trials):
             token = choose(draft, p[top.node], top.p, coins)
@@ -87,14 +91,40 @@ def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
         _reject(draft, stack[-1], top.node, p)
 
 
+def chances(draft: Draft, p: Tensor, *, token_level: bool = False) -> list[float]:
+    """How likely each node is to be in the accepted path, whatever had been drawn below it or below its siblings.
+
+    By Lemma A.2 of the Traversal paper: if a node is reached with probability w and survives with s, the outcome
+    runs through it with w · s; its next sibling is reached with w · (1 − s), its first child with w. At token level
+    (RRSw, RRS) a node's children are reached only if it has been accepted, and start from survival 1. Summed over
+    nodes and averaged over drawn trees this is the expected accepted length, as is the exact expectation given each
+    tree, but it varies far less: at depth 1 both rules agree on every tree. Returns one probability per node.
+    """
+    check(draft, p)
+    ratio, columns = ratios(draft, p), draft.columns.tolist()
+    reached, survival, found = [1.0] * len(columns), [1.0] * len(columns), [1.0] * len(columns)
+    for node, children in enumerate(draft.candidates):
+        at = Standing(node, 1.0 if token_level else survival[node], iter(()))
+        left = found[node] if token_level else reached[node]
+        for child in children:
+            survival[child] = at.of_child(columns[child], ratio[child])
+            reached[child], found[child] = left, left * survival[child]
+            left -= found[child]
+            _reject(draft, at, child, p)
+    return found
+
+
 def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
     """Equations of Algorithm 3, lines 12 to 16: what is left of p, q and survival when a child has been rejected."""
     law = over_columns(draft, p[at.node]) if at.p is None else at.p
     q = draft_law(draft, at.node, child, law) if at.q is None else at.q
     rest = (at.survival * law - q).clamp_min(0)
-    at.p, at.survival = normalised(rest, law), odds(float(rest.sum()), at.survival)
-    if draft.drawn is not Drawn.POINT:
-        at.q = q if draft.drawn is Drawn.IID else without(q, int(draft.columns[child]))
+    mass = float(rest.sum())
+    at.p, at.survival = normalised(rest, mass, law), odds(mass, at.survival)
+    if draft.drawn is Drawn.IID:
+        at.q = q
+    elif draft.drawn is Drawn.SWOR and child != draft.candidates[at.node][-1]:  # after the last, q is done with
+        at.q = without(q, int(draft.columns[child]))
 
 
 def odds(mass: float, survival: float) -> float:
@@ -103,9 +133,8 @@ def odds(mass: float, survival: float) -> float:
     return mass / rest if rest > 0 else 1.0
 
 
-def normalised(rest: Tensor, otherwise: Tensor) -> Tensor:
+def normalised(rest: Tensor, mass: float, otherwise: Tensor) -> Tensor:
     """rest over its sum, float64; the other law if no mass is left."""
-    mass = rest.sum()
     return rest / mass if mass > 0 else otherwise
 
 

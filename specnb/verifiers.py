@@ -161,11 +161,10 @@ def by_draw(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 def over_columns(draft: Draft, law: Tensor) -> Tensor:
     """A target law (V,) over the draft's columns and one for the rest, (V_d + 1,) float64; as it is without ids."""
-    law = law.double()
     if draft.ids is None:
-        return law
-    inside = law[draft.ids]
-    return torch.cat([inside, (law.sum() - inside.sum()).clamp_min(0)[None]])
+        return law.double()
+    inside = law[draft.ids].double()
+    return torch.cat([inside, (law.sum(dtype=torch.float64) - inside.sum()).clamp_min(0)[None]])
 
 
 def q_over_columns(draft: Draft, node: int) -> Tensor:
@@ -179,7 +178,8 @@ def without(q: Tensor, column: int) -> Tensor:
     """q with one column struck out, renormalised if anything is left."""
     q = q.clone()
     q[column] = 0
-    return q / q.sum() if q.any() else q
+    left = q.sum()
+    return q / left if left > 0 else q
 
 
 def choose(draft: Draft, law: Tensor, current: Tensor | None, coins: Coins) -> int:

@@ -288,3 +288,20 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk"):
         figures.save(plt.figure(), "f", data)
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == old
+
+
+def test_intervals_and_trends_show_the_table():
+    rows = [
+        (c, k, g, g - 1, g + 2) for c, k, g in (("x", "a", 1.0), ("x", "b", 2.0), ("y", "a", 3.0), ("y", "b", -1.0))
+    ]
+    table = pd.DataFrame(rows, columns=["cell", "kind", "gain", "low", "high"])
+    ax = figures.intervals(table, "gain", "cell", "kind")
+    dots = {c.get_label(): c.lines[0].get_xdata().tolist() for c in ax.containers}
+    assert dots == {"a": [1, 3], "b": [2, -1]}
+    bars = [segment[:, 0].tolist() for segment in ax.containers[0].lines[2][0].get_segments()]
+    assert bars == [[0, 3], [2, 5]]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["x", "y"]
+    ax = figures.trend(table.assign(depth=[2, 2, 1, 1]), "depth", "gain", "kind")
+    assert {line.get_label(): line.get_ydata().tolist() for line in ax.lines} == {"a": [3, 1], "b": [-1, 2]}
+    assert len(ax.collections) == 2  # the bands
+    assert len(figures.trend(table[["cell", "kind", "gain"]], "cell", "gain", "kind").collections) == 0

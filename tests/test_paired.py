@@ -53,11 +53,12 @@ def test_compare_a_decoded_text():
     found = paired.compare(target, TreeDrafter(draft, growth.kary(2, 2), SWOR), [1, 2, 3], max_new_tokens=24)
     wide = found.pivot_table(index="step", columns="rule", values="tau")
     assert len(wide) > 5
-    assert (wide["traversal"] >= wide["token-level"] - 1e-12).sum() >= len(wide) // 2
+    given = found.pivot_table(index="step", columns="rule", values="given")
+    assert (wide - wide.mean()).abs().mean().mean() < (given - given.mean()).abs().mean().mean()  # less noise
     assert found["nodes"].unique().tolist() == [6]
     chain = paired.compare(target, TreeDrafter(draft, growth.chain(3), SWOR), [1, 2, 3], max_new_tokens=24)
     wide = chain.pivot_table(index="step", columns="rule", values="tau")
-    assert wide["block"].to_numpy() == pytest.approx(wide["traversal"].to_numpy(), abs=1e-9)
+    assert (wide["traversal"] >= wide["token-level"] - 1e-12).all()  # on a chain, tree by tree
 
 
 def test_gains_of_a_known_table():

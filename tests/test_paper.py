@@ -532,6 +532,8 @@ def test_text_is_aligned_rounded_and_stable():
 
 def test_html_tells_verdicts_by_sign_and_word_and_escapes():
     shown = paper.render(comparison())
+    folded = paper.render(comparison(), fold="all <rows>")._repr_html_()
+    assert folded.startswith("<details><summary>all &lt;rows&gt; (4)</summary>")
     html = shown._repr_html_()
     assert repr(shown) == paper.to_text(comparison())
     assert html == paper.render(comparison())._repr_html_()  # no random ids: nbval may compare it

@@ -256,3 +256,43 @@ class Counting:
 
     def choose(self, probabilities):
         return self.coins.choose(probabilities)
+
+
+# --- chances of nodes, by Lemma A.2
+
+
+@pytest.mark.parametrize("drawn", [IID, SWOR])
+@pytest.mark.parametrize("world", ["paper", "random 0", "random 3", "zeros in both"])
+def test_chances_average_to_the_expected_accepted_length(world, drawn):
+    """Over all drawn trees; the other rule's chances do not (negative control), except where nothing branches off."""
+    p, q = WORLDS[world]
+    for shape, depth in ((chain(3), 3), (UNEVEN, 2), (kary(2, 2), 2), (kary(3, 1), 1)):
+        drafter = tree_drafter(q, shape, drawn)
+        found = []
+        for top_down, rule in ((False, traverse), (True, rrsw if drawn is SWOR else rrs)):
+            found.append(expectation(law(partial(sum_of_chances, drafter, p, depth, top_down)), float) - 1)
+            true = expectation(accepted_law(drafter, rule, p, depth=depth), float)
+            assert found[-1] == pytest.approx(true, abs=1e-12), (shape, rule)
+        if depth > 1 and world != "zeros in both":
+            assert found[0] > found[1] + 1e-4
+
+
+def sum_of_chances(drafter, p, depth, top_down, coins):
+    def rule(draft, rows, coins):
+        return sum(traversal.chances(draft, rows, token_level=top_down))
+
+    return exact.verify_once(drafter, rule, p, coins, depth=depth)[1]
+
+
+def test_chances_on_chosen_trees_are_the_targets_own():
+    """A POINT tree: a node is accepted as often as the target itself would write its path."""
+    p, _ = RANDOM[0]
+    tree = TokenTree.from_paths([(0, 1), (0, 2), (2,), (2, 1)])
+    rows = table(p, tree)
+    for top_down in (True, False):
+        found = traversal.chances(Draft(tree), rows, token_level=top_down)
+        for node in range(len(tree)):
+            own = 1.0
+            for k, token in enumerate(tree.path_tokens(node)):
+                own *= float(p(tree.path_tokens(node)[:k])[token])
+            assert found[node] == pytest.approx(own, abs=1e-12)
