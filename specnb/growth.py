@@ -79,6 +79,47 @@ def chain(gamma: int) -> Static:
     return kary(1, gamma)
 
 
+@dataclass(frozen=True)
+class DynaTree:
+    """DynaTree's growth (Chen et al., Algorithm 1): width branch below the likeliest token, pruned by path probability.
+
+    The draft's top token stands alone below the root; below it every node of a level whose path has at least the
+    probability threshold gets branch children, for depth levels, until there are budget nodes (root not counted):
+    the last children that fit are the likeliest of the node whose turn it is. A whole level is expanded at once;
+    the paper feeds its draft one node at a time. first: children of the root, 1 in the paper. A tree's shape hangs
+    on probabilities of nodes that are there already, so sampled trees stay unbiased. Raises ValueError on a
+    threshold outside (0, 1), or on less than one level, child or node.
+    """
+
+    depth: int = 8
+    branch: int = 3
+    threshold: float = 0.03
+    budget: int = 128
+    first: int = 1
+    prunes = False
+
+    def __post_init__(self):
+        for name in ("depth", "branch", "budget", "first"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"DynaTree's {name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"DynaTree's threshold must lie in (0, 1), got {self.threshold}")
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+        deepest, room, frontier = tree.depth_list[-1], self.budget - (len(tree) - 1), []
+        if deepest > self.depth:
+            return []
+        for node in range(len(tree)):
+            wanted = min(self.branch if node else self.first, room)
+            if tree.depth_list[node] == deepest and scores[node] >= self.threshold and wanted > 0:
+                frontier.append((node, wanted))
+                room -= wanted
+        return frontier
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> None:
+        return None
+
+
 def _paths(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, path)) for path in text.split())
 
