@@ -1,0 +1,154 @@
+"""Replay: what any growth rule would have done along a greedy text, exactly and without a model.
+
+Decoding greedily, the target's text does not depend on the draft. So the draft's largest tree is recorded once at
+every place of a text; every smaller tree is a part of it, and says how far it would have been accepted. Time follows
+from measured cost curves.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from specnb import assets
+from specnb.draft_models import DraftModel
+from specnb.drafters import TreeDrafter
+from specnb.growth import Growth
+from specnb.sampling import RandomCoins
+from specnb.target import Target
+from specnb.tree import TokenTree
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A draft's trees along a text: trees[i] hangs off the token before text[i], scores[i] its path probabilities."""
+
+    text: tuple[int, ...]
+    trees: tuple[TokenTree, ...]
+    scores: tuple[Tensor, ...]
+
+    def cut(self, length: int) -> "Recording":
+        """The first length tokens of the text."""
+        if not 1 <= length <= len(self.text):
+            raise ValueError(f"a recording of {len(self.text)} tokens cannot be cut to {length}")
+        return Recording(self.text[:length], self.trees[:length], self.scores[:length])
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step of a replayed run: place of the next token in the text, nodes of the tree (root included), nodes
+    expanded in each draft forward, and accepted draft tokens."""
+
+    start: int
+    nodes: int
+    forwards: tuple[int, ...]
+    accepted: int
+
+
+def record(
+    target: Target, draft_model: DraftModel, largest: Growth, prompt: Sequence[int], text: Sequence[int]
+) -> Recording:
+    """Let the draft grow its largest tree at every place of a text that the target wrote greedily after the prompt.
+
+    Raises ValueError on a growth rule that drops nodes, whose trees hold less than was drafted.
+    """
+    if largest.prunes:
+        raise ValueError(f"{type(largest).__name__} drops nodes: record with a rule that keeps all it drafts")
+    target.hidden_layers = tuple(draft_model.hidden_layers)
+    hidden = target.prefill([*prompt, *text][:-1])
+    before = len(prompt) - 1
+    drafter = TreeDrafter(draft_model, largest)
+    drafter.begin(list(prompt), None, {layer: rows[:before] for layer, rows in hidden.items()})
+    trees, scores = [], []
+    for i, token in enumerate(tqdm(text, desc="recording", unit="token", disable=assets.QUIET)):
+        draft = drafter.propose(RandomCoins(), len(text))
+        trees.append(draft.tree)
+        scores.append(draft.scores)
+        if i + 1 < len(text):
+            seen = {layer: rows[before + i : before + i + 1] for layer, rows in hidden.items()}
+            drafter.observe(draft, (), token, seen, None)
+    return Recording(tuple(text), tuple(trees), tuple(scores))
+
+
+def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tuple[list[int], tuple[int, ...]]:
+    """The nodes of a recorded tree that a rule would have drafted and kept, and the frontier of each draft forward.
+
+    Raises ValueError where the rule wants a child that was not recorded.
+    """
+    nodes, forwards = [0], []
+    grown, parents = TokenTree([0], [-1]), [-1]
+    while True:
+        wanted = rule.select(grown, scores[nodes])
+        frontier = [(node, k) for node, k in wanted if grown.depth_list[node] < max_depth]
+        if not frontier:
+            break
+        for node, k in frontier:
+            children = tree.children[nodes[node]][:k]
+            if len(children) < k:
+                raise ValueError(
+                    f"{rule} wants {k} children where the recording has {len(tree.children[nodes[node]])}: "
+                    f"record with a wider, deeper or less pruned tree"
+                )
+            nodes += children
+            parents += [node] * k
+        forwards.append(len(frontier))
+        grown = TokenTree([0] * len(nodes), parents)
+    keep = rule.finish(grown, scores[nodes])
+    return nodes if keep is None else [nodes[i] for i in sorted({0, *keep})], tuple(forwards)
+
+
+def replay(recording: Recording, rule: Growth) -> list[Turn]:
+    """The steps that decoding greedily with this rule takes along the recorded text, by its first to its last token."""
+    turns, at, n = [], 0, len(recording.text)
+    while at < n:
+        tree = recording.trees[at]
+        nodes, forwards = regrow(tree, recording.scores[at], rule, n - at - 1)
+        kept, node, accepted = set(nodes), 0, 0
+        while node is not None:
+            below = (c for c in tree.children[node] if c in kept and at + accepted < n - 1)
+            node = next((c for c in below if tree.token_list[c] == recording.text[at + accepted]), None)
+            accepted += node is not None
+        turns.append(Turn(at, len(nodes), forwards, accepted))
+        at += accepted + 1
+    return turns
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Measured seconds of a forward pass by number of nodes, for target and draft, and of a step's other work.
+
+    target, draft: nodes → seconds, between and beyond them linear; other: per step.
+    """
+
+    target: Mapping[int, float]
+    draft: Mapping[int, float]
+    other: float = 0.0
+
+    def seconds(self, turns: Sequence[Turn]) -> float:
+        """Time of a replayed run."""
+        drafted = [size for turn in turns for size in turn.forwards]
+        return (
+            float(_on(self.target, [turn.nodes for turn in turns]).sum())
+            + float(_on(self.draft, drafted).sum())
+            + self.other * len(turns)
+        )
+
+
+def _on(curve: Mapping[int, float], sizes: Sequence[int]) -> np.ndarray:
+    """A curve at the given sizes: linear between its points, its last slope carried on beyond them."""
+    x, y = np.array(sorted(curve), float), np.array([curve[k] for k in sorted(curve)])
+    at = np.asarray(sizes, float)
+    beyond = np.maximum(at - x[-1], 0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
+    return np.interp(at, x, y) + beyond
+
+
+def tau(turns: Sequence[Turn]) -> float:
+    """Mean acceptance length: tokens per step, bonus included."""
+    return sum(turn.accepted + 1 for turn in turns) / len(turns)
+
+
+def dynatree_acceptance(turns: Sequence[Turn]) -> float:
+    """DynaTree's acceptance rate: committed tokens, the bonus among them, over drafted nodes. May exceed 1."""
+    return sum(turn.accepted + 1 for turn in turns) / sum(turn.nodes - 1 for turn in turns)

@@ -1,0 +1,103 @@
+"""Replay against real runs: the same trees, the same accepted lengths, for any setting; times by arithmetic."""
+
+import numpy as np
+import pytest
+import torch
+from test_heads import make
+from tiny import llama
+
+from specnb import growth, head_drafts, replay, verifiers
+from specnb.decode import decode
+from specnb.draft_models import CausalLMDraft
+from specnb.drafters import TreeDrafter
+from specnb.target import Target
+from specnb.tree import TokenTree
+
+LARGEST = growth.DynaTree(5, 4, 0.004, 2000)
+PROMPTS = [[1, 2, 3], [7, 30, 12, 5], [11]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama()
+
+
+def near_copy(model):
+    """The target, a little disturbed: a draft that is right often enough."""
+    copy, generator = llama(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return copy
+
+
+def drafts(model):
+    head, spec, frozen = make(model, "eagle", -1)
+    return {"causal lm": CausalLMDraft(near_copy(model)), "eagle": head_drafts.draft_model(head, spec, frozen)}
+
+
+@pytest.mark.parametrize("name", ["causal lm", "eagle"])
+def test_replay_is_the_real_run(name, model):
+    draft, rng, accepted = drafts(model)[name], np.random.default_rng(0), []
+    for prompt in PROMPTS:
+        plain = decode(Target(model), TreeDrafter(draft, growth.chain(1)), verifiers.greedy, prompt, max_new_tokens=40)
+        recording = replay.record(Target(model), draft, LARGEST, prompt, plain.tokens)
+        for _ in range(7):
+            depth, branch = int(rng.integers(1, 6)), int(rng.integers(1, 5))
+            threshold, budget = float(rng.uniform(0.004, 0.3)), int(rng.integers(1, 80))
+            rule = growth.DynaTree(depth, branch, threshold, budget)
+            real = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=40)
+            turns = replay.replay(recording, rule)
+            assert real.tokens == plain.tokens
+            assert [len(step.verdict.path) for step in real.steps] == [turn.accepted for turn in turns], rule
+            assert [len(step.draft.tree) for step in real.steps] == [turn.nodes for turn in turns], rule
+            accepted += [turn.accepted for turn in turns]
+    assert max(accepted) > 0
+
+
+def test_replay_of_another_text_is_another_run(model):
+    """Negative control: trees that hang at the wrong places give other lengths."""
+    draft, prompt = CausalLMDraft(near_copy(model)), PROMPTS[1]
+    rule = growth.chain(4)
+    real = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=40)
+    right = replay.record(Target(model), draft, LARGEST, prompt, real.tokens)
+    shifted = replay.Recording(right.text, (*right.trees[1:], right.trees[0]), (*right.scores[1:], right.scores[0]))
+    lengths = [len(step.verdict.path) for step in real.steps]
+    assert [turn.accepted for turn in replay.replay(shifted, growth.DynaTree(3, 1, 0.01))] != lengths
+
+
+def test_a_prefix_of_a_recording(model):
+    draft, prompt = CausalLMDraft(near_copy(model)), PROMPTS[0]
+    real = decode(Target(model), TreeDrafter(draft, growth.chain(1)), verifiers.greedy, prompt, max_new_tokens=30)
+    recording = replay.record(Target(model), draft, LARGEST, prompt, real.tokens)
+    rule = growth.DynaTree(4, 2, 0.02)
+    short = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=11)
+    turns = replay.replay(recording.cut(11), rule)
+    assert [turn.accepted for turn in turns] == [len(step.verdict.path) for step in short.steps]
+    with pytest.raises(ValueError, match="a recording of 30 tokens cannot be cut to 31"):
+        recording.cut(31)
+
+
+def test_what_was_not_recorded_is_an_error():
+    tree = TokenTree([0, 5, 6, 7], [-1, 0, 1, 1])
+    recording = replay.Recording((5,) * 5, (tree,) * 5, (torch.tensor([1.0, 0.9, 0.5, 0.3]).double(),) * 5)
+    with pytest.raises(ValueError, match="wants 3 children where the recording has 2"):
+        replay.replay(recording, growth.DynaTree(1, 3, 0.1))
+    with pytest.raises(ValueError, match="wants 2 children where the recording has 0"):
+        replay.replay(recording, growth.DynaTree(2, 2, 0.1))
+
+
+def test_recording_with_a_rule_that_drops_nodes_is_refused(model):
+    class Dropping(growth.Static):
+        prunes = True
+
+    with pytest.raises(ValueError, match="Dropping drops nodes"):
+        replay.record(Target(model), CausalLMDraft(model), Dropping(((0,),)), [1], [2])
+
+
+def test_seconds_are_sums_over_the_curves():
+    turns = [replay.Turn(0, 3, (1, 2), 1), replay.Turn(2, 9, (1,), 0)]
+    costs = replay.Costs(target={1: 1.0, 5: 3.0}, draft={1: 0.1, 3: 0.3}, other=0.01)
+    assert costs.seconds(turns) == pytest.approx((2.0 + 5.0) + (0.1 + 0.2 + 0.1) + 0.02)
+    assert replay.tau(turns) == 1.5
+    assert replay.dynatree_acceptance(turns) == pytest.approx(3 / 10)
