@@ -11,15 +11,15 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import cache
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from specnb import assets, growth, head_drafts, models, prompts, records
+from specnb import growth, head_drafts, models, prompts, records, sweep
 from specnb.decode import steps
+from specnb.draft_models import DraftModel
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.exact import accepted_given, expectation
 from specnb.target import Target
@@ -85,20 +85,54 @@ def compare(
 def gains(table: pd.DataFrame, cells: Sequence[str], *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
     """Traversal against token-level in each cell: tau of both, gain in per cent with a paired 95 % interval.
 
-    cells: columns that name a cell. The interval is a bootstrap over prompts, whose steps are not independent.
+    table: one row per prompt with steps and both rules' mean tau (the sweep's file); cells: columns that name a
+    cell. The interval is a bootstrap over prompts, whose steps are not independent.
     """
     rng, rows = np.random.default_rng(seed), []
     for cell, part in table.groupby(list(cells), sort=False):
-        sums = part.pivot_table(index="prompt", columns="rule", values="tau", aggfunc=["sum", "count"])
-        total = sums["sum"][["token-level", "traversal"]].to_numpy()  # (prompts, 2)
-        count = sums["count"]["token-level"].to_numpy()
+        total = part[list(RULES)].mul(part["steps"], axis=0).to_numpy()  # (prompts, 2)
         pick = rng.integers(len(total), size=(resamples, len(total)))
         ratio = total[pick, 1].sum(1) / total[pick, 0].sum(1)
         low, high = 100 * np.quantile(ratio, [0.025, 0.975]) - 100
-        a, b = total.sum(0) / count.sum()
-        named = dict(zip(cells, cell, strict=True))
-        rows.append({**named, "token-level": a, "traversal": b, "gain %": 100 * (b / a - 1), "low": low, "high": high})
+        tau = dict(zip(RULES, total.sum(0) / part["steps"].sum(), strict=True))
+        gain = 100 * (tau["traversal"] / tau["token-level"] - 1)
+        rows.append({**dict(zip(cells, cell, strict=True)), **tau, "gain %": gain, "low": low, "high": high})
     return pd.DataFrame(rows)
+
+
+def measure(draft: str, shape: str, temperature: float, task: str, prompt: str, tokens: int) -> dict:
+    """One cell of the sweep: ``compare`` on one of the own prompts (task: its domain), as means over its steps."""
+    pair, text = _pair(), prompts.own().set_index("id").loc[prompt, "text"]
+    drafter = TreeDrafter(_draft(draft), SHAPES[shape], Drawn.SWOR)
+    options = {"max_new_tokens": tokens, "temperature": temperature}
+    return summary(compare(Target(pair.target), drafter, pair.encode(text), **options))
+
+
+def summary(found: pd.DataFrame) -> dict:
+    """``compare``'s rows as one: steps, mean tau of each rule, the same given whole trees, mean nodes and bug."""
+    mean = found.groupby("rule")[["tau", "given"]].mean()
+    given = {f"{rule} given": mean.loc[rule, "given"] for rule in RULES}
+    taus = {rule: mean.loc[rule, "tau"] for rule in RULES}
+    return {
+        "steps": found["step"].nunique(),
+        **taus,
+        **given,
+        "nodes": found["nodes"].mean(),
+        "bug": found["bug"].mean(),
+    }
+
+
+@cache
+def _pair() -> models.Pair:
+    return models.load_pair(dtype="bfloat16")
+
+
+@cache
+def _draft(name: str) -> DraftModel:
+    return head_drafts.load(name, _pair().target)
+
+
+RESULTS = ("steps", *RULES, *(f"{rule} given" for rule in RULES), "nodes", "bug")
 
 
 def main() -> None:
@@ -109,35 +143,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=3, help="of each domain")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per prompt")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
-    parser.add_argument("--out", required=True, type=Path, help="writes OUT.csv and OUT.json")
+    parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
     options = parser.parse_args()
-    pair = models.load_pair(dtype="bfloat16")
     chosen = prompts.own().groupby("task", sort=False).head(options.prompts)
-    file = Path(f"{options.out}.csv")
-    keys = ["draft", "shape", "temperature", "task", "prompt"]
-    tables = [pd.read_csv(file)] if file.exists() else []
-    done = set(tables[0][keys].itertuples(index=False, name=None)) if tables else set()
-    cells = [
-        (draft, shape, t, row.task, row.id)
-        for draft in options.drafts for shape in options.shapes for t in options.temperatures
-        for row in chosen.itertuples()
-    ]  # fmt: skip
-    loaded = {draft: head_drafts.load(draft, pair.target) for draft in options.drafts}
-    texts = dict(zip(chosen["id"], chosen["text"], strict=True))
+    grid = sweep.grid(draft=options.drafts, shape=options.shapes, temperature=options.temperatures, prompt=chosen["id"])
+    task = dict(zip(chosen["id"], chosen["task"], strict=True))
+    cells = [{**cell, "task": task[cell["prompt"]], "tokens": options.tokens} for cell in grid]
+    sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS)
     command = shlex.join(["python", "-m", "specnb.paired", *sys.argv[1:]])
-    for cell in tqdm([c for c in cells if c not in done], disable=assets.QUIET):
-        draft, shape, temperature, _, prompt = cell
-        drafter = TreeDrafter(loaded[draft], SHAPES[shape], Drawn.SWOR)
-        found = compare(
-            Target(pair.target),
-            drafter,
-            pair.encode(texts[prompt]),
-            max_new_tokens=options.tokens,
-            temperature=temperature,
-        )
-        tables.append(found.assign(**dict(zip(keys, cell, strict=True))))
-        records.write(file, pd.concat(tables).to_csv(index=False, float_format="%.5g"))
-    records.write_table(options.out, pd.concat(tables), command, pair=pair.name, dtype="bfloat16")
+    records.write_json(
+        f"{options.out}.json", {**records.provenance(command), "pair": _pair().name, "dtype": "bfloat16"}
+    )
 
 
 if __name__ == "__main__":

@@ -63,9 +63,19 @@ def test_compare_a_decoded_text():
 
 def test_gains_of_a_known_table():
     rows = [
-        {"cell": "a", "prompt": i, "rule": rule, "tau": tau}
-        for i in range(6) for rule, tau in (("token-level", 2.0), ("traversal", 2.1 if i % 2 else 2.3))
-    ]  # fmt: skip
+        {"cell": "a", "prompt": i, "steps": 1 + i % 2, "token-level": 2.0, "traversal": 2.1 if i % 2 else 2.4}
+        for i in range(6)
+    ]
     (found,) = paired.gains(pd.DataFrame(rows), ["cell"]).itertuples()
-    assert found._4 == pytest.approx(10)
-    assert 5 <= found.low < 10 < found.high <= 15
+    assert found._4 == pytest.approx(10)  # (3 · 2.4 + 6 · 2.1) / (9 · 2.0)
+    assert 5 <= found.low < 10 < found.high <= 20
+
+
+def test_a_summary_is_the_means_of_its_steps():
+    target, draft = Target(llama()), CausalLMDraft(llama(seed=1))
+    found = paired.compare(target, TreeDrafter(draft, growth.chain(2), SWOR), [1, 2, 3], max_new_tokens=20)
+    row = paired.summary(found)
+    assert set(row) == set(paired.RESULTS)
+    assert row["steps"] == len(found) / 2
+    assert row["traversal"] == pytest.approx(found[found["rule"] == "traversal"]["tau"].mean())
+    assert row["token-level given"] == pytest.approx(found[found["rule"] == "token-level"]["given"].mean())
