@@ -72,7 +72,7 @@ def race(
     turns = [(r, i) for r in range(repetitions) for i in range(len(prompts))]
     for repetition, i in tqdm(turns, desc="race", unit="prompt", disable=assets.QUIET):
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            tokens, seconds = timed(lambda name=name, i=i: methods[name](prompts[i]))
+            tokens, seconds = timed(partial(methods[name], prompts[i]))
             rows.append((repetition, i, name, seconds, len(tokens), len(tokens) / seconds))
     return pd.DataFrame(rows, columns=["repetition", "prompt", "method", "seconds", "tokens", "token/s"])
 
@@ -161,12 +161,41 @@ def draft_costs(
             target = Target(pair.target, hidden_layers=draft.hidden_layers)
             draft.begin(prefix, target.prefill(prefix[:-1]))
             draft.expand(tree, [0])
-            seconds[name].append(timed(lambda draft=draft: draft.expand(tree, range(1, nodes + 1)))[1])
+            seconds[name].append(timed(partial(draft.expand, tree, range(1, nodes + 1)))[1])
         target = Target(pair.target)
         target.prefill(prefix[:-1])
-        seconds["target"].append(timed(lambda target=target: target.forward(TokenTree([prefix[-1]], [-1])))[1])
+        seconds["target"].append(timed(partial(target.forward, TokenTree([prefix[-1]], [-1])))[1])
     table = pd.DataFrame(seconds).mul(1000).quantile([0.25, 0.5, 0.75]).T
     return table.set_axis(["quartile", "median", "third quartile"], axis=1).rename_axis("head").reset_index()
+
+
+def cost_curves(
+    pair: models.Pair, name: str, *, sizes: Sequence[int], prefix: int = 300, repetitions: int = 15
+) -> pd.DataFrame:
+    """Seconds of a target forward over a tree of n nodes, and of a draft forward over a frontier of n, for each n.
+
+    Behind a prefix of so many tokens; sizes take turns. Columns: model ("target" or the draft's name), nodes, and
+    seconds as median and quartiles. This is what ``replay.Costs`` is made of.
+    """
+    tokens = [int(t) for t in torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0))]
+    draft, rows = head_drafts.load(name, pair.target), []
+    for _ in tqdm(range(repetitions), desc="cost curves", disable=assets.QUIET):
+        target = Target(pair.target, hidden_layers=draft.hidden_layers)
+        hidden = target.prefill(tokens[:-1])
+        for n in sizes:
+            tree = TokenTree([tokens[-1], *range(1000, 1000 + n)], [-1] + [0] * n)
+            draft.begin(tokens, hidden)
+            draft.expand(tree, [0])
+            rows.append((name, n, timed(partial(draft.expand, tree, range(1, n + 1)))[1]))
+            scored = TokenTree(tree.tokens[:n], tree.parents[:n])
+            rows.append(("target", n, timed(partial(target.forward, scored))[1]))
+            target.cache.commit([])  # the same prefix for the next size
+            target.tree = None
+    spread = pd.DataFrame(rows, columns=["model", "nodes", "seconds"]).groupby(["model", "nodes"], sort=False)[
+        "seconds"
+    ]
+    table = spread.quantile([0.25, 0.5, 0.75]).unstack()
+    return table.set_axis(["quartile", "median", "third quartile"], axis=1).reset_index()
 
 
 RULES = {"token-level": verifiers.rrsw, "traversal": traversal}

@@ -11,15 +11,13 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from specnb import growth, head_drafts, models, prompts, records, sweep
+from specnb import grids, growth, prompts, records, sweep
 from specnb.decode import steps
-from specnb.draft_models import DraftModel
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.exact import accepted_given, expectation
 from specnb.target import Target
@@ -102,10 +100,9 @@ def gains(table: pd.DataFrame, cells: Sequence[str], *, resamples: int = 2000, s
 
 def measure(draft: str, shape: str, temperature: float, task: str, prompt: str, tokens: int) -> dict:
     """One cell of the sweep: ``compare`` on one of the own prompts (task: its domain), as means over its steps."""
-    pair, text = _pair(), prompts.own().set_index("id").loc[prompt, "text"]
-    drafter = TreeDrafter(_draft(draft), SHAPES[shape], Drawn.SWOR)
+    drafter = TreeDrafter(grids.draft(draft), SHAPES[shape], Drawn.SWOR)
     options = {"max_new_tokens": tokens, "temperature": temperature}
-    return summary(compare(Target(pair.target), drafter, pair.encode(text), **options))
+    return summary(compare(Target(grids.pair().target), drafter, grids.encoded(prompt), **options))
 
 
 def summary(found: pd.DataFrame) -> dict:
@@ -120,16 +117,6 @@ def summary(found: pd.DataFrame) -> dict:
         "nodes": found["nodes"].mean(),
         "bug": found["bug"].mean(),
     }
-
-
-@cache
-def _pair() -> models.Pair:
-    return models.load_pair(dtype="bfloat16")
-
-
-@cache
-def _draft(name: str) -> DraftModel:
-    return head_drafts.load(name, _pair().target)
 
 
 RESULTS = ("steps", *RULES, *(f"{rule} given" for rule in RULES), "nodes", "bug")
@@ -152,7 +139,7 @@ def main() -> None:
     sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS)
     command = shlex.join(["python", "-m", "specnb.paired", *sys.argv[1:]])
     records.write_json(
-        f"{options.out}.json", {**records.provenance(command), "pair": _pair().name, "dtype": "bfloat16"}
+        f"{options.out}.json", {**records.provenance(command), "pair": grids.pair().name, "dtype": "bfloat16"}
     )
 
 

@@ -13,7 +13,10 @@ import pytest
 import sweep_cells
 from sweep_cells import RESULTS, cells
 
-from specnb import growth, sweep
+from specnb import grids, growth, sweep
+from specnb.decode import Step
+from specnb.tree import Draft, TokenTree
+from specnb.verifiers import Verdict
 
 HERE = Path(__file__).parent
 
@@ -176,3 +179,49 @@ def test_two_sweeps_do_not_write_one_file(tmp_path, log):
         sweep.run(sweep_cells.slow, cells(log), file, results=RESULTS)
     assert driver.wait() == 0
     assert len(sweep.load(file)) == 12
+
+
+# --- the papers' grids
+
+
+def test_a_run_is_all_its_beginnings():
+    """Lengths in the middle of a step count up to its end; sums are those of the steps."""
+    draft = Draft(TokenTree([0, 1, 2, 3], [-1, 0, 1, 2]))
+    run = [
+        Step(i, 0, draft, None, Verdict((), 0), tokens=(1,) * size, seconds={"draft": 0.1, "target": 0.2 * i})
+        for i, size in enumerate((3, 1, 2))
+    ]
+    assert grids.after(run, 3) == pytest.approx({"seconds": 0.1, "tokens": 3, "steps": 1, "nodes": 3})
+    assert grids.after(run, 5) == pytest.approx({"seconds": 0.9, "tokens": 6, "steps": 3, "nodes": 9})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"threshold": 1.0}, r"threshold must lie in \(0, 1\), got 1.0"),
+        ({"budget": 0}, "budget must be at least 1, got 0"),
+        ({"branch": 8193}, "branch 8193 exceeds the draft's vocabulary of 8192"),
+    ],
+)
+def test_a_dynatree_grid_without_sense_is_refused(change, message, tmp_path):
+    cell = {"draft_name": "vdm", "depth": 3, "branch": 2, "threshold": 0.1, "budget": 8, "prompt": "paper"}
+    cells = [{**cell, "repetition": 0}, {**cell, **change, "repetition": 1}]
+    options = {"results": grids.DYNATREE_RESULTS, "check": grids.check_dynatree}
+    with pytest.raises(ValueError, match=message):
+        sweep.run(grids.dynatree, cells, tmp_path / "r.csv", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.model
+def test_dynatree_grid_on_the_model(tmp_path, monkeypatch):
+    """Two real cells: the same text, counts that agree with each other."""
+    monkeypatch.setattr(grids, "LENGTHS", (8, 24))
+    names = tuple(f"{name} {n}" for n in (8, 24) for name in ("seconds", "tokens", "steps", "nodes"))
+    cells = sweep.grid(
+        draft_name=["vdm"], depth=[3], branch=[2], threshold=[0.05, 0.9], budget=[20], prompt=["paper"], repetition=[0]
+    )
+    table = sweep.run(grids.dynatree, cells, tmp_path / "r.csv", results=names, check=grids.check_dynatree)
+    assert (table["status"] == "ok").all(), table["error"].tolist()
+    assert (table["tokens 24"] == 24).all()
+    assert (table["seconds 24"] > table["seconds 8"]).all()
+    assert table["nodes 24"][0] > table["nodes 24"][1]
