@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from itertools import accumulate
 
-from specnb import bench, growth, head_drafts, heads, models, prompts, records, sweep, verifiers
+from specnb import bench, costs, growth, head_drafts, heads, models, prompts, records, sweep, verifiers
 from specnb.decode import Step, decode
 from specnb.draft_models import DraftModel
 from specnb.drafters import TreeDrafter
@@ -82,7 +82,7 @@ def vocabulary(name: str) -> int:
 def plain(length: int, prompt: str, repetition: int) -> dict[str, float]:
     """transformers' own generate, greedy, to exactly so many tokens: the baseline of every speed-up."""
     method = bench.generate(pair().target, max_new_tokens=length, min_new_tokens=length)
-    tokens, seconds = bench.timed(partial(method, encoded(prompt)))
+    tokens, seconds = costs.timed(partial(method, encoded(prompt)))
     return {"seconds": seconds, "tokens": len(tokens)}
 
 

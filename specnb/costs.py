@@ -1,0 +1,139 @@
+"""What things cost: a draft's and a target's forward, a verification, the phases of whole runs.
+
+``python -m specnb.bench`` records these; they take turns, so that a slow minute of the machine hits all alike.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import TypeVar
+
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from specnb import assets, growth, head_drafts, models, verifiers
+from specnb.decode import decode, steps
+from specnb.drafters import TreeDrafter
+from specnb.sampling import RandomCoins, Warp
+from specnb.target import Target
+from specnb.traversal import traversal
+from specnb.tree import Drawn, TokenTree
+
+T = TypeVar("T")
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """What a call returns and its wall-clock seconds, the device's queue emptied before and after."""
+    _wait()
+    began = time.perf_counter()
+    result = call()
+    _wait()
+    return result, time.perf_counter() - began
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def draft_costs(
+    pair: models.Pair, names: Sequence[str], *, nodes: int = 8, length: int = 200, repetitions: int = 40
+) -> pd.DataFrame:
+    """Milliseconds of one draft forward for a frontier of so many nodes behind a prefix, median and quartiles.
+
+    names: trained heads. The row "target" is the target's forward for one token, in the same run.
+    """
+    prefix = [int(t) for t in torch.randint(1000, 2000, (length,), generator=torch.Generator().manual_seed(0))]
+    tree = TokenTree([prefix[-1], *range(1000, 1000 + nodes)], [-1] + [0] * nodes)
+    seconds: dict[str, list[float]] = {name: [] for name in (*names, "target")}
+    drafts = {name: head_drafts.load(name, pair.target) for name in names}
+    for _ in tqdm(range(repetitions), disable=assets.QUIET):  # heads take turns, as methods do in a race
+        for name, draft in drafts.items():
+            target = Target(pair.target, hidden_layers=draft.hidden_layers)
+            draft.begin(prefix, target.prefill(prefix[:-1]))
+            draft.expand(tree, [0])
+            seconds[name].append(timed(partial(draft.expand, tree, range(1, nodes + 1)))[1])
+        target = Target(pair.target)
+        target.prefill(prefix[:-1])
+        seconds["target"].append(timed(partial(target.forward, TokenTree([prefix[-1]], [-1])))[1])
+    table = pd.DataFrame(seconds).mul(1000).quantile([0.25, 0.5, 0.75]).T
+    return table.set_axis(["quartile", "median", "third quartile"], axis=1).rename_axis("head").reset_index()
+
+
+def cost_curves(
+    pair: models.Pair, name: str, *, sizes: Sequence[int], prefix: int = 300, repetitions: int = 15
+) -> pd.DataFrame:
+    """Seconds of a target forward over a tree of n nodes, and of a draft forward over a frontier of n, for each n.
+
+    Behind a prefix of so many tokens; sizes take turns. Columns: model ("target" or the draft's name), nodes, and
+    seconds as median and quartiles. This is what ``replay.Costs`` is made of.
+    """
+    tokens = [int(t) for t in torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0))]
+    draft, rows = head_drafts.load(name, pair.target), []
+    for _ in tqdm(range(repetitions), desc="cost curves", disable=assets.QUIET):
+        target = Target(pair.target, hidden_layers=draft.hidden_layers)
+        hidden = target.prefill(tokens[:-1])
+        for n in sizes:
+            tree = TokenTree([tokens[-1], *range(1000, 1000 + n)], [-1] + [0] * n)
+            draft.begin(tokens, hidden)
+            draft.expand(tree, [0])
+            rows.append((name, n, timed(partial(draft.expand, tree, range(1, n + 1)))[1]))
+            scored = TokenTree(tree.tokens[:n], tree.parents[:n])
+            rows.append(("target", n, timed(partial(target.forward, scored))[1]))
+            target.cache.commit([])  # the same prefix for the next size
+            target.tree = None
+    spread = pd.DataFrame(rows, columns=["model", "nodes", "seconds"]).groupby(["model", "nodes"], sort=False)[
+        "seconds"
+    ]
+    table = spread.quantile([0.25, 0.5, 0.75]).unstack()
+    return table.set_axis(["quartile", "median", "third quartile"], axis=1).reset_index()
+
+
+RULES = {"token-level": verifiers.rrsw, "traversal": traversal}
+SHAPES = {"chain 5": growth.chain(5), "binary 5": growth.kary(2, 5), "EAGLE sparse": growth.EAGLE_25}
+
+
+def verification_costs(
+    pair: models.Pair, names: Sequence[str], prompts: Sequence[list[int]], *, max_new_tokens: int
+) -> pd.DataFrame:
+    """Milliseconds of verifying sampled binary trees of 31 nodes by rule, on the steps of real decoding at T = 1.
+
+    Each step's tree and laws are put to every rule ten times, with other coins. The rule "softmax" is none: it is
+    the step from the target's logits to its laws. Columns: draft, rule, and ms as median and quartiles.
+    """
+    rows, rules = [], {**RULES, "softmax": lambda draft, p, coins: Warp(1.0)(p.log())}
+    for name in names:
+        drafter = TreeDrafter(head_drafts.load(name, pair.target), growth.kary(2, 4), Drawn.SWOR)
+        options = {"max_new_tokens": max_new_tokens, "temperature": 1.0}
+        for prompt in tqdm(prompts, desc=name, unit="prompt", disable=assets.QUIET):
+            for step in steps(Target(pair.target), drafter, verifiers.rrsw, prompt, **options):
+                if len(step.draft.tree) == 31:  # the end of a text cuts trees
+                    for turn, (rule, verify) in product(range(10), rules.items()):
+                        call = partial(verify, step.draft, step.p, RandomCoins(turn, 2))
+                        rows.append((name, rule, 1000 * timed(call)[1]))
+    table = pd.DataFrame(rows, columns=["draft", "rule", "ms"])
+    spread = table.groupby(["draft", "rule"], sort=False)["ms"].quantile([0.25, 0.5, 0.75]).unstack()
+    return spread.set_axis(["quartile", "median", "third quartile"], axis=1).reset_index()
+
+
+def sampled(
+    pair: models.Pair, names: Sequence[str], prompts: Sequence[list[int]], *, max_new_tokens: int
+) -> pd.DataFrame:
+    """Decoding at T = 1 by every rule and shape: tokens, steps and seconds by phase, rules in turns on each prompt.
+
+    One row per (draft, shape, rule, prompt); a generation's first step, which holds the prefill, is left out.
+    """
+    rows, target = [], Target(pair.target)
+    drafts = {name: head_drafts.load(name, pair.target) for name in names}
+    cells = list(product(names, SHAPES, range(len(prompts))))
+    for name, shape, i in tqdm(cells, desc="sampled", disable=assets.QUIET):
+        for rule in list(RULES)[:: 1 if i % 2 else -1]:
+            drafter = TreeDrafter(drafts[name], SHAPES[shape], Drawn.SWOR)
+            options = {"max_new_tokens": max_new_tokens, "temperature": 1.0, "seed": i}
+            later = decode(target, drafter, RULES[rule], prompts[i], **options).steps[1:]
+            seconds = pd.DataFrame([step.seconds for step in later]).sum().add_suffix(" s")
+            counts = {"tokens": sum(len(step.tokens) for step in later), "steps": len(later)}
+            rows.append({"draft": name, "shape": shape, "rule": rule, "prompt": i, **counts, **seconds})
+    return pd.DataFrame(rows)
