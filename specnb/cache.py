@@ -43,6 +43,13 @@ class TreeLayer(DynamicLayer):
             buffer[..., start : self.used, :] = buffer[..., start + slots, :]
         self._show()
 
+    def drop(self, start: int, count: int) -> None:
+        """Forget count slots from start on; what stands behind them moves up."""
+        for buffer in self.buffers:
+            buffer[..., start : self.used - count, :] = buffer[..., start + count : self.used, :].clone()
+        self.used -= count
+        self._show()
+
     def _show(self) -> None:
         self.keys, self.values = (buffer[..., : self.used, :] for buffer in self.buffers)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb import masks
+from specnb import masks, streaming
 from specnb.cache import TreeCache
 from specnb.tree import TokenTree
 
@@ -33,13 +33,17 @@ class Target:
     """A causal language model with a TreeCache: prefill, forward(tree), commit(path).
 
     The cache holds every committed token except the last one, the root, whose key and value are written by the
-    forward pass that scores its tree. hidden_layers names the hidden states that drafters ask for.
+    forward pass that scores its tree. hidden_layers names the hidden states that drafters ask for. window: keep
+    only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the model's own text once
+    something has been evicted.
     """
 
-    def __init__(self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = ()):
-        self.model = model.eval()
+    def __init__(
+        self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window: streaming.Window | None = None
+    ):
+        self.model, self.window = model.eval(), window
         self.hidden_layers = tuple(hidden_layers)
-        self.cache = TreeCache()
+        self.cache, self.evict = TreeCache(), None
         self.tree: TokenTree | None = None  # scored, waiting for commit
 
     @property
@@ -59,11 +63,14 @@ class Target:
         if len(tokens) >= self.context:
             raise ValueError(f"{len(tokens)} tokens do not fit the context of {self.context}: shorten the prompt")
         self.cache, self.tree = TreeCache(), None
+        self.evict = self.window and streaming.Evictor(self.window, self.model)
         if not len(tokens):
             return {}
         ids = torch.tensor([list(tokens)])
         scores = self._run(ids, torch.arange(len(tokens))[None], None, logits_to_keep=1)
         self.cache.promote(len(tokens))
+        if self.evict:
+            self.evict(self.cache)
         return scores.hidden
 
     def forward(self, tree: TokenTree) -> Scores:
@@ -80,7 +87,8 @@ class Target:
         mask = None  # a root alone sees everything there is
         if len(tree) > 1:
             mask = masks.tree_mask(tree, length, dtype=self.model.dtype, device=self.model.device)
-        scores = self._run(tree.tokens[None], masks.positions(tree, length), mask)
+        first = length + (self.evict.evicted if self.evict else 0)
+        scores = self._run(tree.tokens[None], masks.positions(tree, first), mask)
         self.tree = tree
         return scores
 
@@ -92,6 +100,8 @@ class Target:
             raise ValueError(f"{tuple(path)} is not a path from the root of the scored tree")
         self.cache.commit([0, *path])
         self.tree = None
+        if self.evict:
+            self.evict(self.cache)
 
     @torch.no_grad()
     def _run(self, ids: Tensor, position_ids: Tensor, mask: Tensor | None, **kwargs) -> Scores:

@@ -16,7 +16,7 @@ from specnb import assets
 ROOT = assets.ROOT
 # Each module imports only modules to its left.
 ORDER = [
-    "assets", "records", "models", "prompts", "tree", "masks", "cache", "target", "sampling", "verifiers",
+    "assets", "records", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling", "verifiers",
     "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "drafters", "decode", "hf",
     "exact", "broken", "replay", "metrics", "training", "costs", "bench", "sweep", "grids", "paired", "paper",
     "tree_figure", "figures", "widgets", "explorers",
