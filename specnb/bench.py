@@ -17,11 +17,12 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from specnb import assets, costs, growth, metrics, models, records, verifiers
+from specnb import assets, costs, growth, head_drafts, heads, metrics, models, records, verifiers
 from specnb import prompts as prompt_sets
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import Drafter, NgramDrafter, TreeDrafter
+from specnb.streaming import Window
 from specnb.target import Target
 from specnb.verifiers import Verifier
 
@@ -42,9 +43,11 @@ def generate(model: PreTrainedModel, *, max_new_tokens: int, **options) -> Metho
     return run
 
 
-def speculative(model: PreTrainedModel, drafter: Drafter, verifier: Verifier, **options) -> Method:
-    """specnb's own loop; options are those of ``decode.steps``."""
-    target = Target(model)
+def speculative(
+    model: PreTrainedModel, drafter: Drafter, verifier: Verifier, *, window: Window | None = None, **options
+) -> Method:
+    """specnb's own loop; window: that of ``Target``; options are those of ``decode.steps``."""
+    target = Target(model, window=window)
 
     def run(prompt: list[int]) -> list[int]:
         return list(decode(target, drafter, verifier, prompt, trace="none", **options).tokens)
@@ -130,6 +133,48 @@ def peers(pair: models.Pair, *, max_new_tokens: int, self_draft: bool = False) -
     }
 
 
+def drafted(
+    pair: models.Pair, names: Sequence[str], *, max_new_tokens: int, draft: str = "vdm", whole: bool = False
+) -> dict[str, Method]:
+    """Greedy methods by name around one trained draft, next to transformers' own; DynaTree's Table 1 and more.
+
+    names: of METHODS ("assistant" needs the vdm). whole: write max_new_tokens, whatever ends the text before.
+    Raises ValueError on a name that is not known.
+    """
+    if unknown := [name for name in names if name not in METHODS]:
+        raise ValueError(f"unknown method {unknown[0]!r}: known are {', '.join(METHODS)}")
+    model, loaded = pair.target, head_drafts.load(draft, pair.target)
+    theirs = {"max_new_tokens": max_new_tokens, **({"eos_token_id": len(pair.tokenizer)} if whole else {})}
+    ours = {"max_new_tokens": max_new_tokens, **({"eos": ()} if whole else {})}
+    found = {}
+    for name in names:
+        options = METHODS[name]
+        if callable(options):
+            found[name] = generate(model, **theirs, **options(model))
+        else:
+            growing, window = options
+            drafter = NgramDrafter() if growing is None else TreeDrafter(loaded, growing)
+            found[name] = speculative(model, drafter, verifiers.greedy, window=window, **ours)
+    return found
+
+
+def _assistant(model: PreTrainedModel) -> dict:
+    return {"assistant_model": heads.as_causal_lm(*heads.load(heads.FOLDER / "vdm", model))}
+
+
+# transformers' own by the options of generate; ours by growth rule (None: n-gram tree) and cache window
+METHODS = {
+    "generate": lambda model: {},
+    "prompt lookup": lambda model: {"prompt_lookup_num_tokens": 10},
+    "assistant": _assistant,
+    "n-gram tree": (None, None),
+    "linear": (growth.chain(6), None),
+    "streaming 1024": (growth.chain(6), Window(4, 1020)),
+    "streaming 256": (growth.chain(6), Window(4, 252)),
+    "dynatree": (growth.DynaTree(), None),
+}
+
+
 def overhead(pair: models.Pair, prompts: Sequence[list[int]], *, max_new_tokens: int) -> float:
     """Share of a step that our loop spends outside the model's forward (n-gram tree, median over steps)."""
     target, rows = Target(pair.target), []
@@ -147,6 +192,9 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="+", default=["own:4"], help="SET:COUNT per task, e.g. own:4 gsm100:12")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"race these instead: {', '.join(METHODS)}")
+    parser.add_argument("--draft", default="vdm", help="the trained head of --methods")
+    parser.add_argument("--whole", action="store_true", help="write all new tokens, whatever ends the text before")
     parser.add_argument("--texts", action="store_true", help="compare greedy texts instead of speed")
     parser.add_argument("--heads", nargs="+", metavar="NAME", help="time trained heads' draft forwards instead")
     parser.add_argument("--curves", metavar="NAME", help="time a head's and the target's forward by number of nodes")
@@ -162,6 +210,10 @@ def main() -> None:
     chosen = pd.concat([choose(name, int(count)) for name, count in (p.split(":") for p in options.prompts)])
     ids = [pair.encode(text) for text in chosen["text"]]
     length = {"max_new_tokens": options.tokens}
+    chosen_methods = None
+    if options.methods:
+        chosen_methods = drafted(pair, options.methods, **length, draft=options.draft, whole=options.whole)
+        facts |= {"draft": options.draft, "whole": options.whole}
     if options.heads:
         frame = costs.draft_costs(pair, options.heads)
         facts |= {"frontier": 8, "prefix": 200}
@@ -178,15 +230,15 @@ def main() -> None:
         facts |= {"new_tokens": options.tokens}
         shown = frame.groupby(["draft", "shape", "rule"], sort=False).sum(numeric_only=True).reset_index()
     elif options.texts:
-        methods = peers(pair, **length, self_draft=True)
-        del methods["prompt lookup"]  # transformers' own affair
+        methods = chosen_methods or peers(pair, **length, self_draft=True)
+        methods.pop("prompt lookup", None)  # transformers' own affair
         frame = same_text(pair.target, methods, ids)
         facts |= {"new_tokens": options.tokens}
         shown = frame.groupby("method", sort=False)[["equal", "same"]].agg(["sum", "size"]).reset_index()
     else:
-        frame = race(peers(pair, **length), ids, repetitions=options.repetitions)
+        frame = race(chosen_methods or peers(pair, **length), ids, repetitions=options.repetitions)
         facts |= {"new_tokens": options.tokens, "loop_overhead": overhead(pair, ids[:6], **length)}
-        shown = ratios(frame, "generate").reset_index()
+        shown = ratios(frame, frame["method"].iloc[0]).reset_index()
     if "prompt" in frame:
         frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
     records.write_table(options.out, frame, command, **facts)

@@ -16,6 +16,7 @@ from specnb import exact
 from specnb.drafters import Drafter
 from specnb.growth import Growth, Static, chain, kary
 from specnb.sampling import Coins, Warp, residual
+from specnb.target import Scores, Target
 from specnb.traversal import traversal
 from specnb.tree import Draft, Drawn, TokenTree
 from specnb.verifiers import Verdict, Verifier, one_hot, rrs, rrsw
@@ -183,6 +184,13 @@ def bonus_untempered(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 def _unnormalised(p: Tensor, q: Tensor) -> Tensor:
     rest = (p - q).clamp_min(0)
     return rest if rest.any() else p
+
+
+class Unpositioned(Target):
+    """A target that is told no position ids: tree nodes count on as if they stood in a row (DynaTree's first code)."""
+
+    def _run(self, ids: Tensor, position_ids: Tensor, mask: Tensor | None, **kwargs) -> Scores:
+        return super()._run(ids, position_ids[:, :1] + torch.arange(ids.shape[1]), mask, **kwargs)
 
 
 # ---- the gallery ----------------------------------------------------------------------------------------------
