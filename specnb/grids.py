@@ -126,7 +126,7 @@ def main() -> None:
     command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
     with executors(options) as executor:
         facts = run_dynatree(options, executor)
-    records.write_json(f"{options.out}.json", {**records.provenance(command), "dtype": "bfloat16", **facts})
+    records.add_run(f"{options.out}.json", command, dtype="bfloat16", **facts)
 
 
 DYNATREE_RESULTS = tuple(f"{name} {n}" for n in LENGTHS for name in ("seconds", "tokens", "steps", "nodes"))

@@ -138,9 +138,7 @@ def main() -> None:
     cells = [{**cell, "task": task[cell["prompt"]], "tokens": options.tokens} for cell in grid]
     sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS)
     command = shlex.join(["python", "-m", "specnb.paired", *sys.argv[1:]])
-    records.write_json(
-        f"{options.out}.json", {**records.provenance(command), "pair": grids.pair().name, "dtype": "bfloat16"}
-    )
+    records.add_run(f"{options.out}.json", command, pair=grids.pair().name, dtype="bfloat16")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,13 @@ def write_table(out: str | Path, table: pd.DataFrame, command: str, **facts) -> 
     write_json(f"{out}.json", {**provenance(command), **facts})
 
 
+def add_run(path: str | Path, command: str, **facts) -> None:
+    """Add a run to a sweep's provenance: {"runs": [provenance and facts of each command that wrote to its file]}."""
+    path = Path(path)
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    write_json(path, {"runs": [*runs, {**provenance(command), **facts}]})
+
+
 def to_json(content: dict) -> str:
     """Indented JSON text."""
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"

@@ -118,7 +118,7 @@ def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
     """Equations of Algorithm 3, lines 12 to 16: what is left of p, q and survival when a child has been rejected."""
     law = over_columns(draft, p[at.node]) if at.p is None else at.p
     q = draft_law(draft, at.node, child, law) if at.q is None else at.q
-    rest = (at.survival * law - q).clamp_min(0)
+    rest = (at.survival * law).sub_(q).clamp_min_(0)  # in place: this line is most of the work
     mass = float(rest.sum())
     at.p, at.survival = normalised(rest, mass, law), odds(mass, at.survival)
     if draft.drawn is Drawn.IID:

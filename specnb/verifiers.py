@@ -164,13 +164,12 @@ def over_columns(draft: Draft, law: Tensor) -> Tensor:
     if draft.ids is None:
         return law.double()
     inside = law[draft.ids].double()
-    return torch.cat([inside, (law.sum(dtype=torch.float64) - inside.sum()).clamp_min(0)[None]])
+    return torch.cat([inside, (1 - inside.sum()).clamp_min(0)[None]])
 
 
 def q_over_columns(draft: Draft, node: int) -> Tensor:
     """The law a node's children were drawn from, likewise: (V_d + 1,) float64, nothing in the last column."""
     q = draft.q[node].double()
-    q = q / q.sum()
     return q if draft.ids is None else torch.cat([q, q.new_zeros(1)])
 
 
@@ -178,8 +177,8 @@ def without(q: Tensor, column: int) -> Tensor:
     """q with one column struck out, renormalised if anything is left."""
     q = q.clone()
     q[column] = 0
-    left = q.sum()
-    return q / left if left > 0 else q
+    left = float(q.sum())
+    return q.div_(left) if left > 0 else q
 
 
 def choose(draft: Draft, law: Tensor, current: Tensor | None, coins: Coins) -> int:

@@ -219,7 +219,7 @@ def test_a_survival_that_is_not_updated_is_caught(monkeypatch):
 
 def test_the_residual_without_survival_is_caught(monkeypatch):
     """[p − q]_+ as top-down rules take it, in place of [s·p − q]_+."""
-    assert broken(monkeypatch, "normalised", lambda rest, law_: law_.double()) > 0.01
+    assert broken(monkeypatch, "normalised", lambda rest, mass, law_: law_.double()) > 0.01
 
 
 def test_the_whole_engine_is_exact(monkeypatch):
