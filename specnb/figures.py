@@ -224,44 +224,52 @@ def look(name: str) -> dict:
     return {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}
 
 
+def kinds(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """Colour, hatch and marker of up to five kinds, in the order of their first mention; ValueError for more."""
+    names = list(dict.fromkeys(names))
+    if len(names) > len(KINDS):
+        raise ValueError(f"a figure tells {len(KINDS)} kinds apart, got {len(names)}: {', '.join(map(str, names))}")
+    return {name: (*look, marker) for name, look, marker in zip(names, KINDS, "os^Dv", strict=False)}
+
+
 def ranked(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes | None = None) -> Axes:
     """Horizontal bars of a table's values, largest first, one colour and hatch per kind (up to five)."""
     ax = ax or plt.subplots(figsize=(11, 0.42 * len(table) + 1.2))[1]
     table = table.sort_values(value, ascending=False)
-    looks = dict(zip(table[kind].unique(), KINDS, strict=False))
+    looks = kinds(table[kind])
     for i, row in enumerate(table.to_dict("records")):
-        colour, hatch = looks[row[kind]]
+        colour, hatch, _ = looks[row[kind]]
         ax.barh(i, row[value], 0.7, color=colour, hatch=hatch, edgecolor="white", lw=0)
         ax.text(row[value], i, f" {row[value]:.3f}", va="center", fontsize=13)
     ax.set_yticks(range(len(table)), table[label])
     ax.set(xlim=(0, 1.12 * table[value].max()), xlabel=value)
     ax.invert_yaxis()
-    handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in looks.items()]
+    handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h, _) in looks.items()]
     ax.legend(handles=handles, loc="lower right", title=kind)
     return ax
 
 
 def intervals(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes | None = None) -> Axes:
     """A dot with its interval (columns low, high) per label and kind, labels downwards, kinds beside each other."""
-    labels, kinds = list(dict.fromkeys(table[label])), list(dict.fromkeys(table[kind]))
-    ax = ax or plt.subplots(figsize=(11, 0.3 * len(labels) * len(kinds) + 1.6), layout="constrained")[1]
-    for i, (name, (colour, _), marker) in enumerate(zip(kinds, KINDS, "os^Dv", strict=False)):
+    labels, looks = list(dict.fromkeys(table[label])), kinds(table[kind])
+    ax = ax or plt.subplots(figsize=(11, 0.3 * len(labels) * len(looks) + 1.6), layout="constrained")[1]
+    for i, (name, (colour, _, marker)) in enumerate(looks.items()):
         part = table[table[kind] == name]
-        rows = np.array([labels.index(text) for text in part[label]]) + (i - (len(kinds) - 1) / 2) * 0.7 / len(kinds)
+        rows = np.array([labels.index(text) for text in part[label]]) + (i - (len(looks) - 1) / 2) * 0.7 / len(looks)
         reach = [part[value] - part["low"], part["high"] - part[value]]
         ax.errorbar(part[value], rows, xerr=reach, fmt=marker, color=colour, capsize=3, label=name)
     ax.axvline(0, color=INK, lw=1)
     ax.set_yticks(range(len(labels)), labels)
     ax.set(xlabel=value, ylim=(len(labels) - 0.5, -0.5))
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(kinds), title=kind)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(looks), title=kind)
     return ax
 
 
 def trend(table: pd.DataFrame, x: str, value: str, kind: str, *, ax: Axes | None = None) -> Axes:
     """Lines of value over x, one per kind, with a band between the columns low and high where a row has them."""
     ax = ax or plt.subplots(figsize=(7, 4.5), layout="constrained")[1]
-    for (name, part), (colour, _), marker in zip(table.groupby(kind, sort=False), KINDS, "os^Dv", strict=False):
-        part = part.sort_values(x)
+    for name, (colour, _, marker) in kinds(table[kind]).items():
+        part = table[table[kind] == name].sort_values(x)
         ax.plot(part[x], part[value], marker=marker, color=colour, label=name)
         if {"low", "high"} <= set(part):
             ax.fill_between(part[x], part["low"], part["high"], color=colour, alpha=0.15, lw=0)

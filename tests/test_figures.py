@@ -305,3 +305,7 @@ def test_intervals_and_trends_show_the_table():
     assert {line.get_label(): line.get_ydata().tolist() for line in ax.lines} == {"a": [3, 1], "b": [-1, 2]}
     assert len(ax.collections) == 2  # the bands
     assert len(figures.trend(table[["cell", "kind", "gain"]], "cell", "gain", "kind").collections) == 0
+    many = pd.DataFrame({"x": range(6), "y": range(6), "k": list("abcdef")})
+    for draw in (figures.trend, figures.ranked):
+        with pytest.raises(ValueError, match="tells 5 kinds apart, got 6"):
+            draw(many, "x", "y", "k")
