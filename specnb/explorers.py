@@ -1,19 +1,23 @@
 """Widgets that recompute an exact law while you drag: plain ipywidgets over pure functions that return a PNG."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from specnb import exact, figures, growth
+from specnb import exact, figures, growth, replay
 from specnb.broken import UNEVEN
 from specnb.figures import COLOURS
+from specnb.growth import Growth
 from specnb.traversal import block, traversal
-from specnb.tree import Drawn
+from specnb.tree import Draft, Drawn, TokenTree
 from specnb.verifiers import Verifier, rrsw
 
 SHAPES = {
@@ -106,4 +110,101 @@ def law_explorer() -> ipywidgets.VBox:
     rows = [ipywidgets.HBox(sliders[name]) for name in ("p", "q")]
     box = ipywidgets.VBox([shape, *rows, readout, image])
     box.controls = SimpleNamespace(p=sliders["p"], q=sliders["q"], shape=shape, image=image, readout=readout)
+    return box
+
+
+def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: Growth) -> tuple[bytes, str]:
+    """PNG of what a growth rule makes of a recorded tree, and its size in words. labels: one text per node."""
+    nodes, forwards = replay.regrow(tree, scores, rule, max_depth=len(tree))
+    texts = [f"{labels[node]} {f'{float(scores[node]):.2f}'.lstrip('0')}" if node else labels[0] for node in nodes]
+    with plt.rc_context(figures.STYLE):
+        figure = Figure(figsize=(10, 5), dpi=100)
+        ax = figure.add_axes((0, 0, 1, 1))
+        figures.draw_tree(figures.tree_table(Draft(tree.keep(nodes)), labels=texts), ax=ax)
+        picture = figures.png(figure)
+    return picture, (
+        f"{len(nodes) - 1} draft tokens · {len(forwards)} draft forwards, a level at a time "
+        f"({sum(forwards)} if fed node by node) · covers {float(scores[nodes][1:].sum()):.2f} expected tokens"
+    )
+
+
+def growth_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str]) -> ipywidgets.VBox:
+    """DynaTree's depth, branch, threshold and budget as sliders on a recorded step; the tree and its cost follow.
+
+    tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. controls: depth, branch,
+    threshold (a power of ten), budget, image, readout (says where the recording is too small).
+    """
+    sliders = {
+        "depth": ipywidgets.IntSlider(8, min=1, max=8),
+        "branch": ipywidgets.IntSlider(3, min=1, max=4),
+        "threshold": ipywidgets.FloatLogSlider(0.03, min=-2, max=-0.3, step=0.1, readout_format=".3f"),
+        "budget": ipywidgets.IntSlider(40, min=1, max=128),
+    }
+    image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
+
+    def redraw(change=None):
+        rule = growth.DynaTree(**{name: slider.value for name, slider in sliders.items()})
+        try:
+            image.value, readout.value = render_growth(tree, scores, labels, rule)
+        except ValueError as error:
+            readout.value = str(error)
+
+    for name, slider in sliders.items():
+        slider.description, slider.continuous_update = name, False
+        slider.observe(redraw, "value")
+    redraw()
+    box = ipywidgets.VBox([ipywidgets.HBox(list(sliders.values())[i : i + 2]) for i in (0, 2)] + [readout, image])
+    box.controls = SimpleNamespace(**sliders, image=image, readout=readout)
+    return box
+
+
+def render_sweep(table: pd.DataFrame, axes: Sequence[str], value: str, at: Sequence[float]) -> bytes:
+    """PNG (1000 × 420) of a sweep around a setting: value over the first two axes at the third's, and along the third.
+
+    axes: three columns; at: a value of each. A ring marks the setting, a star the best cell of each picture.
+    """
+    first, second, third = axes
+    slab = table[table[third] == at[2]].pivot_table(index=second, columns=first, values=value)
+    line = table[(table[first] == at[0]) & (table[second] == at[1])].groupby(third)[value].mean()
+    with plt.rc_context(figures.STYLE):
+        figure = Figure(figsize=(10, 4.2), dpi=100)
+        ax, side = figure.add_axes((0.08, 0.15, 0.45, 0.72)), figure.add_axes((0.66, 0.15, 0.32, 0.72))
+        ax.imshow(slab, cmap="viridis", aspect="auto", vmin=table[value].min(), vmax=table[value].max())
+        for (row, column), number in np.ndenumerate(slab.to_numpy()):
+            best = "★ " if number == np.nanmax(slab.to_numpy()) else ""
+            ax.text(column, row, f"{best}{number:.2f}", ha="center", va="center", color="white", fontsize=12)
+        place = list(slab.columns).index(at[0]), list(slab.index).index(at[1])
+        ax.plot(*place, "o", ms=44, mfc="none", mec="white", mew=2)
+        ax.set(xticks=range(slab.shape[1]), xticklabels=slab.columns, xlabel=first)
+        ax.set(
+            yticks=range(slab.shape[0]), yticklabels=slab.index, ylabel=second, title=f"{value} at {third} {at[2]:g}"
+        )
+        side.plot(range(len(line)), line, "o-", color=COLOURS["recovered"])
+        side.plot(list(line.index).index(at[2]), line[at[2]], "o", ms=16, mfc="none", mec=figures.INK, mew=2)
+        side.plot(int(np.argmax(line)), line.max(), "*", ms=16, color=COLOURS["bonus"])
+        side.set(xticks=range(len(line)), xticklabels=[f"{x:g}" for x in line.index], xlabel=third, ylabel=value)
+        return figures.png(figure)
+
+
+def sweep_explorer(table: pd.DataFrame, axes: Sequence[str], value: str) -> ipywidgets.VBox:
+    """Walk through a recorded sweep: one slider for each of three axes, the value around the setting.
+
+    table: one or more rows per setting, averaged. Raises ValueError unless axes are three columns of the table.
+    controls: sliders by column name, image.
+    """
+    if len(axes) != 3 or any(name not in table for name in (*axes, value)):
+        raise ValueError(f"axes must be three columns of {list(table)}, beside the value: got {axes} and {value!r}")
+    sliders = {
+        name: ipywidgets.SelectionSlider(options=sorted(table[name].unique()), description=name) for name in axes
+    }
+    image = ipywidgets.Image(format="png")
+
+    def redraw(change=None):
+        image.value = render_sweep(table, axes, value, [slider.value for slider in sliders.values()])
+
+    for slider in sliders.values():
+        slider.observe(redraw, "value")
+    redraw()
+    box = ipywidgets.VBox([ipywidgets.HBox(list(sliders.values())), image])
+    box.controls = SimpleNamespace(sliders=sliders, image=image)
     return box

@@ -1,8 +1,13 @@
 """The law explorer: exact numbers behind it, and a picture that follows every control."""
 
+import pandas as pd
 import pytest
 
-from specnb import explorers
+from specnb import explorers, growth, sweep
+from specnb.draft_models import TableDraft
+from specnb.drafters import TreeDrafter
+from specnb.exact import random_model
+from specnb.sampling import RandomCoins, Warp
 
 P, Q = (0.3, 0.4, 0.3), (0.6, 0.3, 0.1)
 
@@ -48,3 +53,46 @@ def test_impossible_weights_are_said_and_leave_the_picture():
     controls.q[1].value = 0.5
     assert controls.readout.value == ""
     assert controls.image.value != before
+
+
+# --- growth on a recorded step, and sweeps
+
+
+def recorded(depth: int):
+    law = random_model(6, 3)
+    drafter = TreeDrafter(TableDraft(lambda prefix: law(prefix[1:])), growth.DynaTree(depth, 4, 0.009, 4000))
+    drafter.begin((0,), Warp(), {})
+    draft = drafter.propose(RandomCoins(0), 99)
+    return draft.tree, draft.scores, [f"t{token}" for token in draft.tree.token_list]
+
+
+def test_growth_explorer_follows_its_sliders():
+    box = explorers.growth_explorer(*recorded(8))
+    controls, seen = box.controls, [(bytes(box.controls.image.value), box.controls.readout.value)]
+    assert seen[0][0].startswith(b"\x89PNG")
+    for name, value in (("threshold", 0.3), ("depth", 2), ("branch", 2), ("budget", 3)):
+        getattr(controls, name).value = value
+        seen.append((bytes(controls.image.value), controls.readout.value))
+    sizes = [int(text.split()[0]) for _, text in seen]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[1] > sizes[-1] == 3
+    assert "node by node" in seen[0][1]
+
+
+def test_growth_explorer_says_when_the_recording_is_too_small():
+    tree, scores, labels = recorded(1)
+    controls = explorers.growth_explorer(tree, scores, labels).controls
+    assert "record with a wider, deeper or less pruned tree" in controls.readout.value
+
+
+def test_sweep_explorer_follows_its_sliders():
+    cells = sweep.grid(depth=(3, 4, 5), branch=(2, 3), threshold=(0.01, 0.1))
+    table = pd.DataFrame([{**c, "speed": c["depth"] + c["branch"] * c["threshold"]} for c in cells])
+    box = explorers.sweep_explorer(table, ["depth", "branch", "threshold"], "speed")
+    seen = [bytes(box.controls.image.value)]
+    for name, value in (("depth", 5), ("branch", 3), ("threshold", 0.1)):
+        box.controls.sliders[name].value = value
+        seen.append(bytes(box.controls.image.value))
+    assert len(set(seen)) == 4
+    with pytest.raises(ValueError, match="axes must be three columns"):
+        explorers.sweep_explorer(table, ["depth", "branch", "width"], "speed")
