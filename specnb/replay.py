@@ -7,12 +7,14 @@ from measured cost curves.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specnb import assets
+from specnb import assets, records
 from specnb.draft_models import DraftModel
 from specnb.drafters import TreeDrafter
 from specnb.growth import Growth
@@ -34,6 +36,31 @@ class Recording:
         if not 1 <= length <= len(self.text):
             raise ValueError(f"a recording of {len(self.text)} tokens cannot be cut to {length}")
         return Recording(self.text[:length], self.trees[:length], self.scores[:length])
+
+    def save(self, path: str | Path) -> None:
+        """Write it as one .npz, in one move."""
+        parts = {
+            "text": np.array(self.text, np.int32),
+            "sizes": np.array([len(tree) for tree in self.trees], np.int32),
+            "tokens": np.concatenate([tree.tokens.numpy() for tree in self.trees]).astype(np.int32),
+            "parents": np.concatenate([tree.parents.numpy() for tree in self.trees]).astype(np.int32),
+            "scores": np.concatenate([scores.numpy() for scores in self.scores]),
+        }
+        records.write_arrays(path, parts)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Recording":
+        """What ``save`` wrote; ValueError if the file is something else."""
+        with np.load(path) as file:
+            if missing := {"text", "sizes", "tokens", "parents", "scores"} - set(file.files):
+                raise ValueError(f"{path} is no recording: it lacks {', '.join(sorted(missing))}")
+            cuts = np.cumsum(file["sizes"])[:-1]
+            tokens, parents, scores = (np.split(file[name], cuts) for name in ("tokens", "parents", "scores"))
+            trees = [
+                TokenTree(torch.from_numpy(t.astype(np.int64)), torch.from_numpy(p.astype(np.int64)))
+                for t, p in zip(tokens, parents, strict=True)
+            ]
+            return cls(tuple(file["text"].tolist()), tuple(trees), tuple(map(torch.from_numpy, scores)))
 
 
 @dataclass(frozen=True)

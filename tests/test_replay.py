@@ -78,6 +78,19 @@ def test_a_prefix_of_a_recording(model):
         recording.cut(31)
 
 
+def test_a_recording_survives_its_file(model, tmp_path):
+    draft, prompt, rule = CausalLMDraft(near_copy(model)), PROMPTS[1], growth.DynaTree(4, 3, 0.02)
+    real = decode(Target(model), TreeDrafter(draft, growth.chain(1)), verifiers.greedy, prompt, max_new_tokens=20)
+    recording = replay.record(Target(model), draft, LARGEST, prompt, real.tokens)
+    recording.save(tmp_path / "r.npz")
+    again = replay.Recording.load(tmp_path / "r.npz")
+    assert again.text == recording.text
+    assert replay.replay(again, rule) == replay.replay(recording, rule)
+    np.savez(tmp_path / "other.npz", text=[1])
+    with pytest.raises(ValueError, match="is no recording: it lacks parents, scores, sizes, tokens"):
+        replay.Recording.load(tmp_path / "other.npz")
+
+
 def test_what_was_not_recorded_is_an_error():
     tree = TokenTree([0, 5, 6, 7], [-1, 0, 1, 1])
     recording = replay.Recording((5,) * 5, (tree,) * 5, (torch.tensor([1.0, 0.9, 0.5, 0.3]).double(),) * 5)
