@@ -181,7 +181,7 @@ def render_sweep(table: pd.DataFrame, axes: Sequence[str], value: str, at: Seque
         )
         side.plot(range(len(line)), line, "o-", color=COLOURS["recovered"])
         side.plot(list(line.index).index(at[2]), line[at[2]], "o", ms=16, mfc="none", mec=figures.INK, mew=2)
-        side.plot(int(np.argmax(line)), line.max(), "*", ms=16, color=COLOURS["bonus"])
+        side.plot(int(np.nanargmax(line)), line.max(), "*", ms=16, color=COLOURS["bonus"])
         side.set(xticks=range(len(line)), xticklabels=[f"{x:g}" for x in line.index], xlabel=third, ylabel=value)
         return figures.png(figure)
 

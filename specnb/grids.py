@@ -8,8 +8,10 @@ machine should run one cell at a time.
 
 import argparse
 import json
+import multiprocessing
 import shlex
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +27,9 @@ from specnb.target import Target
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
 LENGTHS = (100, 200, 300, 500, 1000)
 PROMPT = "Write a detailed technical explanation of how a computer's memory works, from registers to disks."
+
+
+ALONE = threading.Lock()  # drafts have a state and seconds are measured: one cell at a time in a process
 
 
 @cache
@@ -60,9 +65,10 @@ def dynatree(
 
     prompt: see ``encoded``.
     """
-    drafter = TreeDrafter(draft(draft_name), growth.DynaTree(depth, branch, threshold, budget))
-    options = {"max_new_tokens": max(LENGTHS), "eos": ()}
-    out = decode(Target(pair().target), drafter, verifiers.greedy, encoded(prompt), **options)
+    with ALONE:
+        drafter = TreeDrafter(draft(draft_name), growth.DynaTree(depth, branch, threshold, budget))
+        options = {"max_new_tokens": max(LENGTHS), "eos": ()}
+        out = decode(Target(pair().target), drafter, verifiers.greedy, encoded(prompt), **options)
     return {f"{name} {n}": value for n in LENGTHS for name, value in after(list(out.steps), n).items()}
 
 
@@ -81,9 +87,9 @@ def vocabulary(name: str) -> int:
 
 def plain(length: int, prompt: str, repetition: int) -> dict[str, float]:
     """transformers' own generate, greedy, to exactly so many tokens: every speed-up's baseline. End tokens are text."""
-    model = pair().target
-    method = bench.generate(model, max_new_tokens=length, eos_token_id=len(pair().tokenizer))
-    tokens, seconds = costs.timed(partial(method, encoded(prompt)))
+    with ALONE:
+        method = bench.generate(pair().target, max_new_tokens=length, eos_token_id=len(pair().tokenizer))
+        tokens, seconds = costs.timed(partial(method, encoded(prompt)))
     return {"seconds": seconds, "tokens": len(tokens)}
 
 
@@ -92,8 +98,12 @@ def run_dynatree(options: argparse.Namespace, executor: Executor | None) -> dict
     common = {"prompt": options.prompts, "repetition": range(options.repetitions)}
     axes = {"depth": DEPTHS, "branch": BRANCHES, "threshold": THRESHOLDS, "budget": [128]}
     cells = sweep.grid(draft_name=[options.draft], **common, **axes)
-    sweep.run(plain, sweep.grid(length=LENGTHS, **common), f"{options.out}_plain.csv", results=("seconds", "tokens"))
-    sweep.run(dynatree, cells, f"{options.out}.csv", results=DYNATREE_RESULTS, check=check_dynatree, executor=executor)
+    for cell in cells:
+        check_dynatree(**cell)  # before the baselines take their time
+    lengths = sweep.grid(length=LENGTHS, **common)
+    sweep.run(plain, lengths, f"{options.out}_plain.csv", results=("seconds", "tokens"), retry=options.retry)
+    again = {"executor": executor, "retry": options.retry}
+    sweep.run(dynatree, cells, f"{options.out}.csv", results=DYNATREE_RESULTS, **again)
     return {"draft": options.draft, "lengths": list(LENGTHS)}
 
 
@@ -106,7 +116,7 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
         with Client(options.scheduler) as client:
             yield client.get_executor()
     elif options.workers > 1:
-        with ProcessPoolExecutor(options.workers) as pool:
+        with ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
             yield pool
     else:
         yield None
@@ -120,6 +130,7 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="+", default=["paper"], help='"paper", or ids of own prompts')
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--scheduler", help="address of a Dask scheduler")
     parser.add_argument("--out", required=True, help="writes OUT.csv, OUT_plain.csv and OUT.json")
     options = parser.parse_args()
@@ -133,4 +144,6 @@ DYNATREE_RESULTS = tuple(f"{name} {n}" for n in LENGTHS for name in ("seconds", 
 
 
 if __name__ == "__main__":
-    main()
+    from specnb import grids  # workers must find the functions under their own module's name, not under __main__
+
+    grids.main()

@@ -30,6 +30,7 @@ SHAPES = {
     **{f"binary {d}": growth.kary(2, d) for d in (2, 3, 4, 5)},
     "EAGLE sparse": growth.EAGLE_25,
 }
+ROOM = 9  # new tokens left below which a step is not counted: the deepest shape and the bonus
 RULES: dict[str, Verifier] = {"token-level": rrsw, "traversal": traversal}
 
 
@@ -60,16 +61,20 @@ def compare(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Decode a prompt and put every step's draft to both rules; one row per step and rule.
+    """Decode a prompt at a temperature above 0 and put every step's draft to both rules; one row per step and rule.
 
     Columns: step; rule; tau, expected tokens per step (bonus included) by ``chances``; given, the same given the
     whole tree; nodes; bug, see ``untempered_bonus`` (token-level only). Text is decoded with the token-level rule,
     so steps begin where its steps begin. Steps whose tree the end of the text would cut are left out.
     """
+    if temperature <= 0 or max_new_tokens <= ROOM:
+        raise ValueError(
+            f"temperature must be above 0 and max_new_tokens above {ROOM}, got {temperature}, {max_new_tokens}"
+        )
     rows = []
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     for step in steps(target, drafter, rrsw, prompt, **options):
-        if max_new_tokens - (step.start - len(prompt)) <= 9:
+        if max_new_tokens - (step.start - len(prompt)) <= ROOM:
             break
         for name, rule in RULES.items():
             tau = sum(chances(step.draft, step.p, token_level=rule is rrsw))
@@ -83,12 +88,13 @@ def compare(
 def gains(table: pd.DataFrame, cells: Sequence[str], *, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
     """Traversal against token-level in each cell: tau of both, gain in per cent with a paired 95 % interval.
 
-    table: one row per prompt with steps and both rules' mean tau (the sweep's file); cells: columns that name a
-    cell. The interval is a bootstrap over prompts, whose steps are not independent.
+    table: rows with prompt, steps and both rules' mean tau (the sweep's file); cells: columns that name a cell, in
+    which a prompt may have several rows. The interval is a bootstrap over prompts, whose steps are not independent.
     """
     rng, rows = np.random.default_rng(seed), []
     for cell, part in table.groupby(list(cells), sort=False):
-        total = part[list(RULES)].mul(part["steps"], axis=0).to_numpy()  # (prompts, 2)
+        sums = part[list(RULES)].mul(part["steps"], axis=0).groupby(part["prompt"]).sum()
+        total = sums.to_numpy()  # (prompts, 2)
         pick = rng.integers(len(total), size=(resamples, len(total)))
         ratio = total[pick, 1].sum(1) / total[pick, 0].sum(1)
         low, high = 100 * np.quantile(ratio, [0.025, 0.975]) - 100
@@ -130,13 +136,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=3, help="of each domain")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per prompt")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
+    parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
     options = parser.parse_args()
     chosen = prompts.own().groupby("task", sort=False).head(options.prompts)
     grid = sweep.grid(draft=options.drafts, shape=options.shapes, temperature=options.temperatures, prompt=chosen["id"])
     task = dict(zip(chosen["id"], chosen["task"], strict=True))
     cells = [{**cell, "task": task[cell["prompt"]], "tokens": options.tokens} for cell in grid]
-    sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS)
+    sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS, retry=options.retry)
     command = shlex.join(["python", "-m", "specnb.paired", *sys.argv[1:]])
     records.add_run(f"{options.out}.json", command, pair=grids.pair().name, dtype="bfloat16")
 

@@ -29,8 +29,9 @@ class Window:
 class Evictor:
     """Keeps a TreeCache within its window. ``evicted`` counts the tokens dropped: positions go on counting them.
 
-    Rotary keys are turned from the originals each time, so rounding does not add up. For models with rotary
-    embeddings in transformers' usual form (Llama, Qwen2, GPT-NeoX, …); ValueError for others when sinks shift.
+    Rotary keys are turned from the originals each time, so rounding does not add up. For models whose
+    rotary embedding turns halves (Llama, Qwen2, GPT-NeoX, …; not those that interleave, as Cohere's); ValueError
+    for models without one when sinks shift.
     """
 
     def __init__(self, window: Window, model: PreTrainedModel):
@@ -59,6 +60,8 @@ class Evictor:
 def turned(keys: Tensor, rotary: torch.nn.Module, by: int) -> Tensor:
     """(1, heads, n, head_dim) rotary keys as if their tokens stood by positions later (rotate-half convention)."""
     cos, sin = rotary(keys.float(), torch.tensor([[by]], device=keys.device))  # (1, 1, rotary dims)
+    scale = getattr(rotary, "attention_scaling", 1.0)  # is in the keys already
+    cos, sin = (part.to(keys.device) / scale for part in (cos, sin))
     width = cos.shape[-1]
     part = keys[..., :width].float()
     half = torch.cat([-part[..., width // 2 :], part[..., : width // 2]], -1)

@@ -14,10 +14,11 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, as_completed
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, as_completed
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
@@ -30,7 +31,7 @@ OWN = ("key", "status", "error")  # columns before those of the cell and its res
 
 def grid(**axes: Iterable) -> list[dict]:
     """All combinations of the axes' values, the last axis running fastest."""
-    values = {name: list(axis) for name, axis in axes.items()}
+    values = {name: [v.item() if isinstance(v, np.generic) else v for v in axis] for name, axis in axes.items()}
     if empty := [name for name, axis in values.items() if not axis]:
         raise ValueError(f"the axis {empty[0]!r} of the grid has no values")
     return [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
@@ -56,6 +57,8 @@ def run(
     """
     cells = _checked(measure, cells, check)
     file, columns = Path(file), [*OWN, *cells[0], *results]
+    if twice := [name for name in columns if columns.count(name) > 1]:
+        raise ValueError(f"the column {twice[0]!r} stands twice among {columns}: rename the axis or the result")
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
@@ -71,19 +74,21 @@ def run(
                     progress.update()
     except Timeout as error:
         raise ValueError(f"{file} is being written by another sweep") from error
-    order = {key: i for i, key in enumerate(cells_by_key(measure, cells))}
-    table = load(file)
-    return table[table["key"].isin(order)].sort_values("key", key=lambda k: k.map(order), ignore_index=True)
+    asked = pd.DataFrame([{"key": key, **cell} for key, cell in cells_by_key(measure, cells).items()])
+    return asked.merge(load(file)[[*OWN, *results]], on="key")[columns]
 
 
 def load(file: str | Path) -> pd.DataFrame:
     """The recorded cells, the last row of each: key, status ("ok" or "failed"), error, the cell, its results."""
-    return pd.read_csv(file, keep_default_na=True).drop_duplicates("key", keep="last", ignore_index=True)
+    return pd.read_csv(file, dtype={"key": str}).drop_duplicates("key", keep="last", ignore_index=True)
 
 
 def cells_by_key(measure: Callable, cells: Sequence[Cell]) -> dict[str, Cell]:
     """Each cell under a hash of what is measured (a function's name, wherever it lives) and its settings."""
-    texts = [json.dumps([measure.__qualname__, cell], sort_keys=True) for cell in cells]
+    try:
+        texts = [json.dumps([measure.__qualname__, cell], sort_keys=True) for cell in cells]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"a sweep measures a named function on numbers and texts: {error}") from error
     return {hashlib.sha256(t.encode()).hexdigest()[:16]: cell for t, cell in zip(texts, cells, strict=True)}
 
 
@@ -114,12 +119,12 @@ def _open(file: Path, columns: Sequence[str]) -> dict[str, str]:
         records.write(file, _line(columns))
     data = file.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        records.write(file, whole)
     rows = list(csv.reader(io.StringIO(whole.decode())))
     if not rows or rows[0] != list(columns):
         there = ", ".join(rows[0]) if rows else "nothing"
         raise ValueError(f"{file} is of another sweep: it has the columns {there}, this one {', '.join(columns)}")
+    if whole != data:
+        records.write(file, whole)
     return {row[0]: row[1] for row in rows[1:]}
 
 
@@ -142,7 +147,7 @@ def _outcomes(
         for future in as_completed(futures):
             try:
                 outcome = future.result()
-            except BrokenExecutor as error:
+            except (BrokenExecutor, CancelledError) as error:
                 raise RuntimeError("the pool has lost a worker: what was recorded stays, run again to go on") from error
             except Exception as error:  # the executor's own: a cluster gives up on a cell that kills its workers
                 outcome = _failed(error)
@@ -163,4 +168,4 @@ def _one(measure: Callable, cell: Cell, results: Sequence[str]) -> dict:
 
 
 def _failed(error: Exception) -> dict:
-    return {"status": "failed", "error": f"{type(error).__name__}: {error}".replace("\n", " ")}
+    return {"status": "failed", "error": " ".join(f"{type(error).__name__}: {error}".split())}

@@ -92,7 +92,7 @@ def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 
 def chances(draft: Draft, p: Tensor, *, token_level: bool = False) -> list[float]:
-    """How likely each node is to be in the accepted path, whatever had been drawn below it or below its siblings.
+    """How likely each node is to be in the accepted path, on average over what is drawn below it and its siblings.
 
     By Lemma A.2 of the Traversal paper: if a node is reached with probability w and survives with s, the outcome
     runs through it with w · s; its next sibling is reached with w · (1 − s), its first child with w. At token level
@@ -102,7 +102,8 @@ def chances(draft: Draft, p: Tensor, *, token_level: bool = False) -> list[float
     """
     check(draft, p)
     ratio, columns = ratios(draft, p), draft.columns.tolist()
-    reached, survival, found = [1.0] * len(columns), [1.0] * len(columns), [1.0] * len(columns)
+    none = [0.0] * (len(columns) - 1)  # auxiliary nodes keep it: they do not stand for election
+    reached, survival, found = [1.0, *none], [1.0, *none], [1.0, *none]
     for node, children in enumerate(draft.candidates):
         at = Standing(node, 1.0 if token_level else survival[node], iter(()))
         left = found[node] if token_level else reached[node]

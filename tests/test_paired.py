@@ -71,6 +71,22 @@ def test_gains_of_a_known_table():
     assert 5 <= found.low < 10 < found.high <= 20
 
 
+def test_gains_resample_prompts_not_rows():
+    """A prompt that stands in a cell twice is still one prompt: the same interval as with its rows summed."""
+    rows = [{"cell": "a", "prompt": i, "steps": 2, "token-level": 2.0, "traversal": 2.0 + 0.1 * i} for i in range(5)]
+    halves = [{**row, "steps": 1} for row in rows for _ in (0, 1)]
+    pd.testing.assert_frame_equal(
+        paired.gains(pd.DataFrame(rows), ["cell"]), paired.gains(pd.DataFrame(halves), ["cell"])
+    )
+
+
+def test_settings_without_sense_are_refused():
+    target, drafter = Target(llama()), TreeDrafter(CausalLMDraft(llama(seed=1)), growth.chain(2), SWOR)
+    for options in ({"temperature": 0.0, "max_new_tokens": 20}, {"max_new_tokens": 9}):
+        with pytest.raises(ValueError, match="temperature must be above 0 and max_new_tokens above 9"):
+            paired.compare(target, drafter, [1, 2], **options)
+
+
 def test_a_summary_is_the_means_of_its_steps():
     target, draft = Target(llama()), CausalLMDraft(llama(seed=1))
     found = paired.compare(target, TreeDrafter(draft, growth.chain(2), SWOR), [1, 2, 3], max_new_tokens=20)

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import sweep_cells
@@ -168,6 +169,36 @@ def test_a_file_of_another_sweep_is_refused_untouched(tmp_path, log):
     with pytest.raises(ValueError, match="is of another sweep: it has the columns key, status"):
         sweep.run(sweep_cells.wrong, cells(log, (1,)), file, results=("something",))
     assert file.read_bytes() == before
+    foreign = tmp_path / "notes.txt"
+    foreign.write_text("no line end")
+    with pytest.raises(ValueError, match="is of another sweep: it has the columns nothing"):
+        sweep.run(sweep_cells.cell, cells(log, (1,)), foreign, results=RESULTS)
+    assert foreign.read_text() == "no line end"
+
+
+def test_keys_and_cells_keep_their_type(tmp_path):
+    """A key of digits alone, texts that look like numbers or like nothing, an error of several lines."""
+
+    def echo(a):
+        raise RuntimeError("10%\r20%\n30%")
+
+    for text in ("001", "NA", "None"):
+        table = sweep.run(echo, [{"a": text}], tmp_path / f"{text}.csv", results=("b",))
+        assert table["a"].tolist() == [text]
+        assert table["error"].tolist() == ["RuntimeError: 10% 20% 30%"]
+    whole = sweep.grid(a=range(4000))
+    digits = [cell for key, cell in sweep.cells_by_key(echo, whole).items() if key.isdigit()]
+    assert digits
+    table = sweep.run(echo, digits[:1], tmp_path / "digits.csv", results=("b",))
+    assert table["a"].tolist() == [digits[0]["a"]]
+
+
+def test_names_that_clash_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="the column 'depth' stands twice"):
+        sweep.run(sweep_cells.cell, cells("x"), tmp_path / "r.csv", results=("depth",))
+    with pytest.raises(ValueError, match="a sweep measures a named function on numbers and texts"):
+        sweep.run(sweep_cells.cell, [{"depth": {1}, "branch": 1, "log": "x"}], tmp_path / "r.csv", results=RESULTS)
+    assert sweep.grid(a=np.arange(2)) == [{"a": 0}, {"a": 1}]
 
 
 def test_two_sweeps_do_not_write_one_file(tmp_path, log):

@@ -296,3 +296,10 @@ def test_chances_on_chosen_trees_are_the_targets_own():
             for k, token in enumerate(tree.path_tokens(node)):
                 own *= float(p(tree.path_tokens(node)[:k])[token])
             assert found[node] == pytest.approx(own, abs=1e-12)
+
+
+def test_chances_of_auxiliary_nodes_are_zero():
+    p, _ = RANDOM[0]
+    tree = TokenTree.from_paths([(0,), (1,)])
+    draft = Draft(tree, auxiliary=torch.tensor([False, False, True]))
+    assert traversal.chances(draft, table(p, tree))[2] == 0
