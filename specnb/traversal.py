@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins
 from specnb.tree import Draft, Drawn
-from specnb.verifiers import Verdict, check, choose, is_chain, over_columns, q_over_columns, toss, without
+from specnb.verifiers import Verdict, check, choose, is_chain, over_columns, q_over_columns, toss
 
 
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -39,7 +39,7 @@ def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
             above = over_columns(draft, p[node])
             rest = (survival[i] * above - draft_law(draft, node, path[i], above)).clamp_min(0)
             mass = float(rest.sum())
-            law, h = normalised(rest, mass, above), odds(mass, survival[i])
+            law, h = rest if mass > 0 else above, odds(mass, survival[i])
         if i == 0 or toss(node, h, coins, trials):
             break  # the root is always accepted
     return Verdict(tuple(path[:i]), choose(draft, p[node], law, coins), tuple(trials))
@@ -49,8 +49,8 @@ def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 class Standing:
     """A node whose subtree is being traversed: its survival, children not tried yet, and its current p and q.
 
-    p and q are None until a child has been rejected: then what is left of them, float64 over the draft's columns. A
-    POINT draft has no q: each child's is one-hot.
+    p and q are None until a child has been rejected: then what is left of them, float64 over the draft's columns and
+    not normalised: p_mass and q_mass are their sums. A POINT draft has no q: each child's is one-hot.
     """
 
     node: int
@@ -58,11 +58,14 @@ class Standing:
     children: Iterator[int]
     p: Tensor | None = None
     q: Tensor | None = None
+    p_mass: float = 1.0
+    q_mass: float = 1.0
 
     def of_child(self, column: int, ratio: float) -> float:
         """min(survival · p(x)/q(x), 1) under the current laws; ratio: p(x)/q(x) under the untouched ones."""
         if self.p is not None:
-            ratio = _ratio(float(self.p[column]), 1.0 if self.q is None else float(self.q[column]))
+            qx = 1.0 if self.q is None else float(self.q[column])
+            ratio = _ratio(float(self.p[column]) * self.q_mass, qx * self.p_mass)
         return min(self.survival * ratio, 1.0)
 
 
@@ -119,24 +122,23 @@ def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
     """Equations of Algorithm 3, lines 12 to 16: what is left of p, q and survival when a child has been rejected."""
     law = over_columns(draft, p[at.node]) if at.p is None else at.p
     q = draft_law(draft, at.node, child, law) if at.q is None else at.q
-    rest = (at.survival * law).sub_(q).clamp_min_(0)  # in place: this line is most of the work
-    mass = float(rest.sum())
-    at.p, at.survival = normalised(rest, mass, law), odds(mass, at.survival)
+    scale = at.survival * at.q_mass / at.p_mass  # s·p − q = (scale · law − q) / q_mass
+    if scale > 1e-300:  # else nothing changes: a dead node (s = 0) stays dead, a spent q takes nothing away
+        rest = torch.sub(law, q, alpha=1 / scale).clamp_min_(0)  # most of the work, hence one pass
+        mass = float(rest.sum())
+        at.survival = odds(mass * scale / at.q_mass, at.survival)
+        at.p, at.p_mass = (rest, mass) if mass > 0 else (law, at.p_mass)
     if draft.drawn is Drawn.IID:
         at.q = q
     elif draft.drawn is Drawn.SWOR and child != draft.candidates[at.node][-1]:  # after the last, q is done with
-        at.q = without(q, int(draft.columns[child]))
+        at.q = q.index_fill(0, draft.columns[child], 0.0)
+        at.q_mass = float(at.q.sum())
 
 
 def odds(mass: float, survival: float) -> float:
     """S / (S + 1 − s), one where both vanish: p and q agree and nothing is left to lose."""
     rest = mass + 1 - survival
     return mass / rest if rest > 0 else 1.0
-
-
-def normalised(rest: Tensor, mass: float, otherwise: Tensor) -> Tensor:
-    """rest over its sum, float64; the other law if no mass is left."""
-    return rest / mass if mass > 0 else otherwise
 
 
 def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:

@@ -163,8 +163,10 @@ def over_columns(draft: Draft, law: Tensor) -> Tensor:
     """A target law (V,) over the draft's columns and one for the rest, (V_d + 1,) float64; as it is without ids."""
     if draft.ids is None:
         return law.double()
-    inside = law[draft.ids].double()
-    return torch.cat([inside, (1 - inside.sum()).clamp_min(0)[None]])
+    columns = torch.empty(len(draft.ids) + 1, dtype=torch.float64, device=law.device)
+    columns[:-1] = law.index_select(0, draft.ids)  # twice as fast as law[draft.ids]
+    columns[-1] = max(0.0, 1 - float(columns[:-1].sum()))
+    return columns
 
 
 def q_over_columns(draft: Draft, node: int) -> Tensor:

@@ -200,9 +200,9 @@ def test_dividing_by_the_remaining_draft_mass_is_caught(monkeypatch):
     """p' = min(S / (1 − q(x)), 1), seen in a public file."""
 
     def wrong(draft, at, child, p):
-        q = at.q if at.q is not None else traversal.draft_law(draft, at.node, child, p)
+        q = traversal.draft_law(draft, at.node, child, p) if at.q is None else at.q / at.q_mass
         before = at.survival
-        law_ = p[at.node].double() if at.p is None else at.p
+        law_ = p[at.node].double() if at.p is None else at.p / at.p_mass
         mass = float((before * law_ - q).clamp_min(0).sum())
         right(draft, at, child, p)
         at.survival = min(mass / max(1 - float(q[draft.tree.token_list[child]]), 1e-9), 1.0)
@@ -219,7 +219,17 @@ def test_a_survival_that_is_not_updated_is_caught(monkeypatch):
 
 def test_the_residual_without_survival_is_caught(monkeypatch):
     """[p − q]_+ as top-down rules take it, in place of [s·p − q]_+."""
-    assert broken(monkeypatch, "normalised", lambda rest, mass, law_: law_.double()) > 0.01
+
+    def wrong(draft, at, child, p):
+        law_ = p[at.node].double() if at.p is None else at.p / at.p_mass
+        q = traversal.draft_law(draft, at.node, child, p) if at.q is None else at.q / at.q_mass
+        right(draft, at, child, p)
+        rest = (law_ - q).clamp_min(0)
+        if rest.any():
+            at.p, at.p_mass = rest, float(rest.sum())
+
+    right = traversal._reject
+    assert broken(monkeypatch, "_reject", wrong) > 0.01
 
 
 def test_the_whole_engine_is_exact(monkeypatch):
