@@ -34,8 +34,10 @@ ALONE = threading.Lock()  # drafts have a state and seconds are measured: one ce
 
 @cache
 def pair() -> models.Pair:
-    """The embedded model in bfloat16, once per process."""
-    return models.load_pair(dtype="bfloat16")
+    """The embedded model in bfloat16, once per process, and warm: its first forwards are slow."""
+    loaded = models.load_pair(dtype="bfloat16")
+    bench.generate(loaded.target, max_new_tokens=16)(loaded.encode(PROMPT))
+    return loaded
 
 
 @cache
