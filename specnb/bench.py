@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 
 import pandas as pd
@@ -138,17 +139,18 @@ def drafted(
 ) -> dict[str, Method]:
     """Greedy methods by name around one trained draft, next to transformers' own; DynaTree's Table 1 and more.
 
-    names: of METHODS ("assistant" needs the vdm). whole: write max_new_tokens, whatever ends the text before.
-    Raises ValueError on a name that is not known.
+    names: of METHODS ("assistant" needs the vdm), or one of RULES with settings of its own: "dynatree 4,2,0.1,128".
+    whole: write max_new_tokens, whatever ends the text before. Raises ValueError on a name that is not known.
     """
-    if unknown := [name for name in names if name not in METHODS]:
+    known = {**METHODS, **{name: (_rule(name), None) for name in names if name.split()[0] in RULES and " " in name}}
+    if unknown := [name for name in names if name not in known]:
         raise ValueError(f"unknown method {unknown[0]!r}: known are {', '.join(METHODS)}")
     model, loaded = pair.target, head_drafts.load(draft, pair.target)
     theirs = {"max_new_tokens": max_new_tokens, **({"eos_token_id": len(pair.tokenizer)} if whole else {})}
     ours = {"max_new_tokens": max_new_tokens, **({"eos": ()} if whole else {})}
     found = {}
     for name in names:
-        options = METHODS[name]
+        options = known[name]
         if callable(options):
             found[name] = generate(model, **theirs, **options(model))
         else:
@@ -162,6 +164,21 @@ def _assistant(model: PreTrainedModel) -> dict:
     return {"assistant_model": heads.as_causal_lm(*heads.load(heads.FOLDER / "vdm", model))}
 
 
+RULES = {"dynatree": growth.DynaTree, "eagle2": growth.Eagle2, "pct": growth.Pct, "layer": growth.LayerGain}
+
+
+def _rule(name: str) -> growth.Growth:
+    """A growth rule from its name and its first settings, as numbers with commas between."""
+    kind, _, numbers = name.partition(" ")
+    try:
+        return RULES[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",")))
+    except (ValueError, TypeError) as error:
+        settings = ", ".join(field.name for field in fields(RULES[kind]))
+        raise ValueError(
+            f"{name!r}: {kind} takes numbers with commas between, in the order of {settings}: {error}"
+        ) from error
+
+
 # transformers' own by the options of generate; ours by growth rule (None: n-gram tree) and cache window
 METHODS = {
     "generate": lambda model: {},
@@ -172,6 +189,9 @@ METHODS = {
     "streaming 1024": (growth.chain(6), Window(4, 1020)),
     "streaming 256": (growth.chain(6), Window(4, 252)),
     "dynatree": (growth.DynaTree(), None),
+    "vct": (growth.kary(3, 5), None),
+    "cape": (growth.Cape(), None),
+    "eagle2": (growth.Eagle2(50, 6, 10), None),
 }
 
 

@@ -120,6 +120,151 @@ class DynaTree:
         return None
 
 
+@dataclass(frozen=True)
+class Cape:
+    """CAPE (GLIDE, Du et al. 2024; EDD, section 4.1): a greedy chain, with 7, 5, 3 or 1 more tokens beside each of its.
+
+    How many is decided by the confidence of the chain's token there: in (0, .3], (.3, .6], (.6, .8], (.8, 1]. Only
+    the likeliest token is expanded. The widths depend on the law that is being drafted from, so the widest is
+    drafted and ``finish`` drops what is too many.
+    """
+
+    depth: int = 5
+    extra: tuple[int, ...] = (7, 5, 3, 1)
+    edges: tuple[float, ...] = (0.3, 0.6, 0.8)
+    prunes = True
+
+    def __post_init__(self):
+        if self.depth < 1 or len(self.extra) != len(self.edges) + 1:
+            raise ValueError(f"Cape needs a depth of at least 1 and one width more than edges, got {self}")
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+        deepest = tree.depth_list[-1]
+        tip = tree.depth_list.index(deepest)  # the first of its level is the likeliest: only the chain was expanded
+        return [(tip, 1 + max(self.extra))] if deepest < self.depth else []
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+        keep, node = [], 0
+        while children := tree.children[node]:
+            confidence = float(scores[children[0]] / scores[node])
+            extra = self.extra[sum(confidence > edge for edge in self.edges)]
+            keep += children[: 1 + extra]
+            node = children[0]
+        return keep
+
+
+@dataclass(frozen=True)
+class Eagle2:
+    """EAGLE-2's beam (Li et al. 2024): of each level the k likeliest paths get k children; the best total nodes stay.
+
+    total: draft tokens kept; depth: tokens on the longest path (EAGLE's code counts one less). Ties go to the
+    elder node, so that no child outlives its parent.
+    """
+
+    total: int = 59
+    depth: int = 7
+    k: int = 10
+    prunes = True
+
+    def __post_init__(self):
+        for name in ("total", "depth", "k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Eagle2's {name} must be at least 1, got {getattr(self, name)}")
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+        deepest = tree.depth_list[-1]
+        level = [node for node in range(len(tree)) if tree.depth_list[node] == deepest]
+        return [(node, self.k) for node in best(level, scores, self.k)] if deepest < self.depth else []
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+        return best(range(1, len(tree)), scores, self.total)
+
+
+@dataclass(frozen=True)
+class Pct:
+    """The pruned candidate tree of EDD (section 3.2): a node is expanded only if its path probability is worth a call.
+
+    Every node of a level with C(node) ≥ cost gets k children, for at most depth levels; cost is a draft call's share
+    of a target call, s_d / s_t (equation 5). In the end leaves below ``leaf`` go. Since a level's C sum to at most
+    1, no more than 1 / cost nodes are expanded in a level. Variants of the paper's ablation: leaf=0 removes none;
+    alone=True asks the token's own confidence instead of the path's ("w/o expected time gain", as we read it), up
+    to budget nodes.
+    """
+
+    cost: float = 0.1
+    k: int = 5
+    depth: int = 10
+    leaf: float = 0.01
+    alone: bool = False
+    budget: int = 4000
+    prunes = True
+
+    def __post_init__(self):
+        if not 0 <= self.cost <= 1 or not 0 <= self.leaf <= max(self.cost, 0.0):
+            raise ValueError(f"Pct needs 0 ≤ leaf ≤ cost ≤ 1 (s_d / s_t), got leaf {self.leaf} and cost {self.cost}")
+        for name in ("k", "depth", "budget"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Pct's {name} must be at least 1, got {getattr(self, name)}")
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+        deepest, room = tree.depth_list[-1], self.budget - (len(tree) - 1)
+        if deepest >= self.depth:
+            return []
+        level = [node for node in range(len(tree)) if tree.depth_list[node] == deepest]
+        worth = [node for node in level if node == 0 or self._worth(tree, scores, node) >= self.cost]
+        return [(node, self.k) for node in worth[: room // self.k]]
+
+    def _worth(self, tree: TokenTree, scores: Tensor, node: int) -> float:
+        return float(scores[node] / scores[tree.parent_list[node]] if self.alone else scores[node])
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+        inner = {parent for parent in tree.parent_list if parent > 0}
+        return [node for node in range(1, len(tree)) if node in inner or scores[node] >= self.leaf]
+
+
+@dataclass(frozen=True)
+class LayerGain:
+    """Break-even by layer, beyond EDD: a level is one batched draft call, so it pays while the level as a whole does.
+
+    A level is drafted if its expected tokens reach ``call``, a draft call's share of a target call: the sum of C over
+    its candidates, times the share of it that the level above kept among its top k. Candidates, and what is kept in
+    the end, are nodes with C ≥ ``node``, the share of a target call that one node more costs.
+    """
+
+    call: float = 0.1
+    node: float = 0.02
+    k: int = 5
+    depth: int = 10
+    prunes = True
+
+    def __post_init__(self):
+        if not 0 <= self.call <= 1 or not 0 < self.node <= 1:
+            raise ValueError(f"LayerGain needs 0 ≤ call ≤ 1 and 0 < node ≤ 1, got {self.call} and {self.node}")
+        for name in ("k", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"LayerGain's {name} must be at least 1, got {getattr(self, name)}")
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+        deepest = tree.depth_list[-1]
+        level = [node for node in range(len(tree)) if tree.depth_list[node] == deepest]
+        worth = [node for node in level if scores[node] >= self.node]
+        if deepest >= self.depth or (deepest and self._gain(tree, scores, level, worth) < self.call):
+            return []
+        return [(node, self.k) for node in worth]
+
+    def _gain(self, tree: TokenTree, scores: Tensor, level: list[int], worth: list[int]) -> float:
+        parents = sorted({tree.parent_list[node] for node in level})
+        return float(scores[worth].sum() * scores[level].sum() / scores[parents].sum())
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+        return [node for node in range(1, len(tree)) if scores[node] >= self.node]
+
+
+def best(nodes: Sequence[int], scores: Tensor, count: int) -> list[int]:
+    """The count nodes of highest score, elder ones first among equals, in index order."""
+    return sorted(sorted(nodes, key=lambda node: (-float(scores[node]), node))[:count])
+
+
 def _paths(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, path)) for path in text.split())
 

@@ -4,7 +4,7 @@ draft tokens are proposed, accepted ones elected; every step commits accepted + 
 Steps whose draft was empty count as steps; auxiliary nodes are not draft tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -70,11 +70,45 @@ def summary(generations: Generation | Iterable[Generation]) -> dict[str, float]:
     }
 
 
-def ece(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10) -> float:
-    """Expected calibration error over bins of equal width: Σ share · |accuracy − mean confidence| (Guo et al. 2017).
+def reliability(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> pd.DataFrame:
+    """Reliability diagram: per bin of confidence how many there are, their mean confidence and their share of hits.
 
-    confidence: (n,) in 0..1; hit: (n,) 0 or 1.
+    confidence: (n,) in 0..1; hit: (n,) 0 or 1. equal: bins of equal "width" (Guo et al. 2017; EDD, Figure 3b) or of
+    equal "count". Columns: bin, count, confidence, accuracy; empty bins are left out. Raises ValueError on values
+    outside 0..1, on lengths that differ and on other kinds of bins.
     """
-    place = np.minimum((np.asarray(confidence) * bins).astype(int), bins - 1)
-    gap = np.bincount(place, np.asarray(hit) - np.asarray(confidence), bins)  # n · (accuracy − confidence) per bin
-    return float(np.abs(gap).sum() / len(place))
+    confidence, hit = np.asarray(confidence, float), np.asarray(hit, float)
+    if confidence.shape != hit.shape or not len(hit):
+        raise ValueError(f"confidence and hit must be of one length above 0, got {len(confidence)} and {len(hit)}")
+    if not ((confidence >= 0) & (confidence <= 1 + 1e-9)).all() or not np.isin(hit, (0, 1)).all():
+        raise ValueError("confidence must lie in 0..1, and hit be 0 or 1")
+    if equal == "width":
+        place = np.minimum((confidence * bins).astype(int), bins - 1)
+    elif equal == "count":
+        place = np.argsort(np.argsort(confidence, kind="stable"), kind="stable") * bins // len(confidence)
+    else:
+        raise ValueError(f"equal must be 'width' or 'count', got {equal!r}")
+    rows = pd.DataFrame({"bin": place, "confidence": confidence, "accuracy": hit}).groupby("bin")
+    return rows.mean().assign(count=rows.size()).reset_index()[["bin", "count", "confidence", "accuracy"]]
+
+
+def ece(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> float:
+    """Expected calibration error, Σ share · |accuracy − mean confidence| over the bins of ``reliability``."""
+    table = reliability(confidence, hit, bins=bins, equal=equal)
+    return float(np.average((table["accuracy"] - table["confidence"]).abs(), weights=table["count"]))
+
+
+def brier(confidence: np.ndarray, hit: np.ndarray) -> float:
+    """Mean squared distance of confidence from what happened (Brier 1950)."""
+    return float(np.mean((np.asarray(confidence, float) - np.asarray(hit, float)) ** 2))
+
+
+def interval(
+    statistic: Callable[..., float], table: pd.DataFrame, by: str, *, resamples: int = 500, seed: int = 0
+) -> tuple[float, float]:
+    """95 % bootstrap interval of a statistic of a table, resampling whole groups: prompts, whose rows hang together."""
+    rng, groups = np.random.default_rng(seed), [part for _, part in table.groupby(by, sort=False)]
+    draws = (rng.integers(len(groups), size=len(groups)) for _ in range(resamples))
+    values = [statistic(pd.concat([groups[i] for i in draw])) for draw in draws]
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)

@@ -29,7 +29,13 @@ def gsm100() -> pd.DataFrame:
     return pd.DataFrame({"task": "gsm100", "id": rows["id"], "text": rows["prompt"]})
 
 
-SETS = {"own": own, "humaneval": humaneval, "gsm100": gsm100}
+def dynatree() -> pd.DataFrame:
+    """The one prompt, "paper", that stands for DynaTree's: its sweep asked for such an explanation."""
+    text = "Write a detailed technical explanation of how a computer's memory works, from registers to disks."
+    return pd.DataFrame({"task": ["dynatree"], "id": ["paper"], "text": [text]})
+
+
+SETS = {"own": own, "humaneval": humaneval, "gsm100": gsm100, "dynatree": dynatree}
 
 
 def load(name: str) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -17,7 +18,7 @@ from tqdm.auto import tqdm
 from specnb import assets, records
 from specnb.draft_models import DraftModel
 from specnb.drafters import TreeDrafter
-from specnb.growth import Growth
+from specnb.growth import Frontier, Growth
 from specnb.sampling import RandomCoins
 from specnb.target import Target
 from specnb.tree import TokenTree
@@ -104,26 +105,49 @@ def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tup
 
     Raises ValueError where the rule wants a child that was not recorded.
     """
+    nodes, grown, forwards, short = _grow(tree, scores, rule, max_depth)
+    for node, k in short.items():
+        raise ValueError(
+            f"{rule} wants {k} children where the recording has {len(tree.children[node])}: "
+            f"record with a wider, deeper or less pruned tree"
+        )
+    keep = rule.finish(grown, scores[nodes])
+    return nodes if keep is None else [nodes[i] for i in sorted({0, *keep})], tuple(forwards)
+
+
+def _grow(
+    tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int
+) -> tuple[list[int], TokenTree, list[int], dict[int, int]]:
+    """The recorded nodes a rule drafts, their tree, its frontiers' sizes, and nodes that lack the children it wants."""
     nodes, forwards = [0], []
     grown, parents = TokenTree([0], [-1]), [-1]
     while True:
         wanted = rule.select(grown, scores[nodes])
         frontier = [(node, k) for node, k in wanted if grown.depth_list[node] < max_depth]
-        if not frontier:
-            break
+        short = {nodes[node]: k for node, k in frontier if len(tree.children[nodes[node]]) < k}
+        if short or not frontier:
+            return nodes, grown, forwards, short
         for node, k in frontier:
-            children = tree.children[nodes[node]][:k]
-            if len(children) < k:
-                raise ValueError(
-                    f"{rule} wants {k} children where the recording has {len(tree.children[nodes[node]])}: "
-                    f"record with a wider, deeper or less pruned tree"
-                )
-            nodes += children
+            nodes += tree.children[nodes[node]][:k]
             parents += [node] * k
         forwards.append(len(frontier))
         grown = TokenTree([0] * len(nodes), parents)
-    keep = rule.finish(grown, scores[nodes])
-    return nodes if keep is None else [nodes[i] for i in sorted({0, *keep})], tuple(forwards)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Everything that any of several rules would draft, k children to a node: one recording to replay them all."""
+
+    rules: tuple[Growth, ...]
+    k: int
+    prunes = False
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+        wanted = {node for rule in self.rules for node in _grow(tree, scores, rule, len(tree))[3]}
+        return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> None:
+        return None
 
 
 def replay(recording: Recording, rule: Growth) -> list[Turn]:
@@ -140,6 +164,26 @@ def replay(recording: Recording, rule: Growth) -> list[Turn]:
         turns.append(Turn(at, len(nodes), forwards, accepted))
         at += accepted + 1
     return turns
+
+
+def outcomes(recording: Recording) -> pd.DataFrame:
+    """What became of the draft's likeliest chain at every place of a text: one row per place and depth.
+
+    Columns: place and depth; confidence, the draft's probability of the token; path, that of the chain up to it;
+    alive, whether everything before it agreed with the text; hit, whether it did too. EDD's Figure 3b is confidence
+    against hit where alive; what PCT thresholds is path against hit everywhere.
+    """
+    rows = []
+    for place, (tree, scores) in enumerate(zip(recording.trees, recording.scores, strict=True)):
+        node, alive, before = 0, True, 1.0
+        for token in recording.text[place:]:
+            if not tree.children[node]:
+                break
+            node = tree.children[node][0]
+            score, hit = float(scores[node]), alive and tree.token_list[node] == token
+            rows.append((place, tree.depth_list[node], score / before if before else 0.0, score, alive, hit))
+            alive, before = hit, score
+    return pd.DataFrame(rows, columns=["place", "depth", "confidence", "path", "alive", "hit"])
 
 
 @dataclass(frozen=True, eq=False)

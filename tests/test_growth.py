@@ -1,16 +1,22 @@
-"""Named static trees have the published shapes; bad shapes are refused."""
+"""Growth rules are their algorithms; bad shapes and settings are refused."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import llama
 
-from specnb import growth
-from specnb.draft_models import TableDraft
+from specnb import bench, exact, growth, verifiers
+from specnb.decode import decode
+from specnb.draft_models import CausalLMDraft, TableDraft
 from specnb.drafters import TreeDrafter
 from specnb.exact import random_model
 from specnb.sampling import RandomCoins, Warp
+from specnb.target import Target
+from specnb.tree import Drawn
 
 
 @pytest.mark.parametrize(
@@ -98,3 +104,136 @@ def test_dynatree_with_more_below_the_root():
 def test_dynatree_refuses_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         growth.DynaTree(**options)
+
+
+# --- trees by confidence: CAPE, EAGLE-2, PCT, and break-even by layer
+
+
+def level_sizes(draft) -> dict[int, int]:
+    """How many nodes of each level were expanded."""
+    tree = draft.tree
+    return Counter(tree.depth_list[node] for node in range(len(tree)) if tree.children[node])
+
+
+@given(seed=st.integers(0, 999), depth=st.integers(1, 4))
+def test_cape_is_a_chain_with_neighbours(seed, depth):
+    draft, law = grow(growth.Cape(depth, extra=(4, 3, 2, 1)), seed)
+    prefix, expected = (), []
+    for _ in range(depth):
+        confidence = float(law(prefix).max())
+        width = 1 + (4 if confidence <= 0.3 else 3 if confidence <= 0.6 else 2 if confidence <= 0.8 else 1)
+        expected += [(*prefix, token) for token in law(prefix).topk(width).indices.tolist()]
+        prefix = (*prefix, int(law(prefix).argmax()))
+    assert [draft.tree.path_tokens(i) for i in range(1, len(draft.tree))] == expected
+
+
+@given(seed=st.integers(0, 999), total=st.integers(1, 30), depth=st.integers(1, 4), k=st.integers(1, 4))
+def test_eagle2_is_its_beam(seed, total, depth, k):
+    """Against the algorithm on prefixes: k children of the k best of each level, then the best of all."""
+    draft, law = grow(growth.Eagle2(total, depth, k), seed)
+    frontier, candidates = {(): 1.0}, {}
+    for _ in range(depth):
+        grown = {(*u, v): c * float(law(u)[v]) for u, c in frontier.items() for v in law(u).topk(k).indices.tolist()}
+        candidates |= grown
+        frontier = dict(sorted(grown.items(), key=lambda item: -item[1])[:k])
+    expected = sorted(candidates, key=lambda u: -candidates[u])[:total]
+    assert {draft.tree.path_tokens(i) for i in range(1, len(draft.tree))} == set(expected)
+
+
+def test_eagle2_keeps_parents_of_children_that_are_as_likely():
+    """A draft that is sure of itself: every path probability is 1, the elder must win."""
+    sure = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    drafter = TreeDrafter(TableDraft(lambda prefix: sure), growth.Eagle2(3, 5, 2))
+    drafter.begin((0,), Warp(), {})
+    draft = drafter.propose(RandomCoins(0), 99)
+    assert draft.tree.path_tokens(3) == (1, 1, 1)
+
+
+@given(seed=st.integers(0, 999), cost=st.floats(0.02, 0.9), k=st.integers(1, 5))
+def test_pct_expands_no_more_than_calls_pay_for(seed, cost, k):
+    """At most 1 / cost nodes a level; each of them, and no other, has the path probability; leaves reach theirs."""
+    draft, _ = grow(growth.Pct(cost, k, depth=4, leaf=cost / 3), seed)
+    assert max(level_sizes(draft).values()) <= 1 / cost
+    for node in range(1, len(draft.tree)):
+        assert draft.scores[node] >= cost / 3
+        if draft.tree.children[node]:
+            assert draft.scores[node] >= cost
+
+
+def test_pct_by_the_token_alone_has_no_such_bound():
+    drafts = [grow(growth.Pct(0.3, 5, depth=4, leaf=0, alone=True), seed)[0] for seed in range(20)]
+    assert max(max(level_sizes(draft).values()) for draft in drafts) > 1 / 0.3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pct_at_its_limits(seed):
+    """Calls for nothing: the full k-ary tree. Calls as dear as the target's: one level."""
+    assert len(grow(growth.Pct(0.0, 3, depth=3, leaf=0), seed)[0].tree) == 1 + 3 + 9 + 27
+    assert level_sizes(grow(growth.Pct(1.0, 3, depth=3, leaf=0), seed)[0]) == {0: 1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layer_gain_at_its_limits(seed):
+    assert len(grow(growth.LayerGain(0.0, 1e-9, 3, depth=3), seed)[0].tree) == 1 + 3 + 9 + 27
+    assert level_sizes(grow(growth.LayerGain(1.0, 1e-9, 3, depth=3), seed)[0]) == {0: 1}
+
+
+@given(seed=st.integers(0, 999), call=st.floats(0.0, 0.9), node=st.floats(0.01, 0.3))
+def test_layer_gain_is_never_shallower_than_pct(seed, call, node):
+    """At the same price: a level that one path pays for is paid for by all of them together."""
+    draft, _ = grow(growth.LayerGain(call, node, k=6, depth=4), seed)  # k is the whole vocabulary: all is kept
+    pct, _ = grow(growth.Pct(max(call, node), 6, depth=4, leaf=node), seed)
+    assert draft.tree.depth_list[-1] >= pct.tree.depth_list[-1]
+
+
+RULES = [
+    growth.Cape(3, (2, 2, 1, 1)),
+    growth.Eagle2(6, 3, 2),
+    growth.Pct(0.2, 2, 3, 0.1),
+    growth.LayerGain(0.2, 0.1, 2, 3),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_pruned_trees_are_exact_with_one_hot_verification(rule):
+    """Deterministic trees, whatever they drop: the output law is the target's; told that they were drawn, it is not."""
+    p, q = random_model(3, 1), random_model(3, 2)
+
+    def off(verifier):
+        drafter = exact.toy_drafter(q, rule, Drawn.POINT)
+        law = exact.output_law(drafter, verifier, p, depth=3)
+        return exact.total_variation(law, exact.joint(p, 4))
+
+    def told_drawn(draft, p_rows, coins):
+        rows = torch.stack([q(draft.tree.path_tokens(node)) for node in range(len(draft.tree))])
+        return verifiers.rrsw(replace(draft, q=rows, drawn=Drawn.SWOR), p_rows, coins)
+
+    assert off(verifiers.one_hot) < 1e-12
+    assert off(told_drawn) > 0.01
+    with pytest.raises(ValueError, match="would be biased"):
+        TreeDrafter(TableDraft(q), rule, Drawn.SWOR)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_greedy_text_is_plain_text(rule):
+    model = llama()
+    plain = bench.generate(model, max_new_tokens=30, eos_token_id=10_000)([5, 9, 2])
+    draft, options = CausalLMDraft(llama(seed=1)), {"max_new_tokens": 30, "eos": ()}
+    out = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, [5, 9, 2], **options)
+    assert list(out.tokens) == plain
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: growth.Pct(0.01, leaf=0.05), "leaf 0.05 and cost 0.01"),
+        (lambda: growth.Pct(1.5), "cost 1.5"),
+        (lambda: growth.Eagle2(total=0), "total must be at least 1, got 0"),
+        (lambda: growth.LayerGain(node=0), "node ≤ 1, got 0.1 and 0"),
+        (lambda: growth.Cape(0), "depth of at least 1"),
+        (lambda: growth.Cape(extra=(1, 2)), "one width more than edges"),
+    ],
+)
+def test_bad_settings_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -4,7 +4,7 @@ import pytest
 
 from specnb import prompts
 
-SIZES = {"own": 60, "humaneval": 164, "gsm100": 100}
+SIZES = {"own": 60, "humaneval": 164, "gsm100": 100, "dynatree": 1}
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -114,3 +114,41 @@ def test_seconds_are_sums_over_the_curves():
     assert costs.seconds(turns) == pytest.approx((2.0 + 5.0) + (0.1 + 0.2 + 0.1) + 0.02)
     assert replay.tau(turns) == 1.5
     assert replay.dynatree_acceptance(turns) == pytest.approx(3 / 10)
+
+
+def test_outcomes_of_chains():
+    """Two places of a text: a first token that fits and a second that does not, and what follows is not alive."""
+    chain = TokenTree([0, 7, 8, 9], [-1, 0, 1, 2])
+    scores = torch.tensor([1.0, 0.5, 0.25, 0.1], dtype=torch.float64)
+    recording = replay.Recording((7, 7, 8, 9), (chain,) * 4, (scores,) * 4)
+    rows = replay.outcomes(recording)
+    first = rows[rows["place"] == 0]
+    assert first["hit"].tolist() == [True, False, False]
+    assert first["alive"].tolist() == [True, True, False]
+    assert first["confidence"].tolist() == pytest.approx([0.5, 0.5, 0.4])
+    assert first["path"].tolist() == pytest.approx([0.5, 0.25, 0.1])
+    assert rows[rows["place"] == 1]["hit"].tolist() == [True, True, True]
+    assert rows.groupby("place").size().tolist() == [3, 3, 2, 1]  # the text ends
+    branching = replay.Recording((8,), (TokenTree([0, 7, 8], [-1, 0, 0]),), (scores[:3],))
+    assert replay.outcomes(branching)["hit"].tolist() == [False]  # the likeliest, not any
+
+
+def test_one_recording_for_several_rules(model):
+    """Beams, chains with neighbours and thresholds want different nodes: one recording has them all, and no more."""
+    rules = (
+        growth.Eagle2(12, 3, 3),
+        growth.Cape(4, (3, 2, 2, 1)),
+        growth.Pct(0.2, 3, 4, 0.05),
+        growth.LayerGain(0.2, 0.05, 3, 4),
+    )
+    draft, prompt = CausalLMDraft(llama(seed=1)), [5, 9, 2, 30]
+    text = decode(
+        Target(model), TreeDrafter(draft, growth.chain(2)), verifiers.greedy, prompt, max_new_tokens=24, eos=()
+    )
+    recording = replay.record(Target(model), draft, replay.Together(rules, k=4), prompt, text.tokens)
+    for rule in rules:
+        real = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=24, eos=())
+        steps = [(len(step.draft.tree), len(step.verdict.path)) for step in real.steps]
+        assert steps == [(turn.nodes, turn.accepted) for turn in replay.replay(recording, rule)], rule
+    with pytest.raises(ValueError, match="record with a wider"):
+        replay.replay(recording, growth.kary(3, 4))
