@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from tiny import llama
 
-from specnb import bench, grids, growth, sweep, verifiers
+from specnb import bench, grids, growth, measures, sweep, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -31,9 +31,9 @@ def test_without_position_ids_the_text_breaks():
 @pytest.fixture
 def command(smollm2, monkeypatch, tmp_path):
     """``python -m specnb.grids …`` with the model that the tests have loaded; returns what it recorded."""
-    monkeypatch.setattr(grids, "pair", lambda dtype: smollm2)
-    for kept in (grids.draft, grids.plain_text):
-        monkeypatch.setattr(grids, kept.__name__, cache(kept.__wrapped__))
+    monkeypatch.setattr(measures, "pair", lambda dtype: smollm2)
+    for kept in (measures.draft, measures.plain_text):
+        monkeypatch.setattr(measures, kept.__name__, cache(kept.__wrapped__))
 
     def run(*words: str):
         monkeypatch.setattr(sys, "argv", ["grids", *words, "--out", str(tmp_path / words[0])])

@@ -18,8 +18,8 @@ ROOT = assets.ROOT
 ORDER = [
     "assets", "records", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling", "verifiers",
     "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "drafters", "decode", "hf",
-    "exact", "broken", "replay", "metrics", "training", "costs", "bench", "sweep", "grids", "paired", "paper",
-    "tree_figure", "figures", "widgets", "explorers",
+    "exact", "broken", "replay", "metrics", "training", "costs", "bench", "sweep", "measures", "grids", "paired",
+    "paper", "tree_figure", "figures", "widgets", "explorers",
 ]  # fmt: skip
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))
 MOST_LINES = 300

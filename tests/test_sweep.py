@@ -14,7 +14,7 @@ import pytest
 import sweep_cells
 from sweep_cells import RESULTS, cells
 
-from specnb import grids, growth, sweep
+from specnb import grids, growth, measures, sweep
 from specnb.decode import Step
 from specnb.tree import Draft, TokenTree
 from specnb.verifiers import Verdict
@@ -222,8 +222,8 @@ def test_a_run_is_all_its_beginnings():
         Step(i, 0, draft, None, Verdict((), 0), tokens=(1,) * size, seconds={"draft": 0.1, "target": 0.2 * i})
         for i, size in enumerate((3, 1, 2))
     ]
-    assert grids.after(run, 3) == pytest.approx({"seconds": 0.1, "tokens": 3, "steps": 1, "nodes": 3})
-    assert grids.after(run, 5) == pytest.approx({"seconds": 0.9, "tokens": 6, "steps": 3, "nodes": 9})
+    assert measures.after(run, 3) == pytest.approx({"seconds": 0.1, "tokens": 3, "steps": 1, "nodes": 3})
+    assert measures.after(run, 5) == pytest.approx({"seconds": 0.9, "tokens": 6, "steps": 3, "nodes": 9})
 
 
 @pytest.mark.parametrize(
@@ -237,21 +237,21 @@ def test_a_run_is_all_its_beginnings():
 def test_a_dynatree_grid_without_sense_is_refused(change, message, tmp_path):
     cell = {"draft_name": "vdm", "depth": 3, "branch": 2, "threshold": 0.1, "budget": 8, "prompt": "paper"}
     cells = [{**cell, "repetition": 0}, {**cell, **change, "repetition": 1}]
-    options = {"results": grids.DYNATREE_RESULTS, "check": grids.check_dynatree}
+    options = {"results": measures.DYNATREE_RESULTS, "check": grids.check_dynatree}
     with pytest.raises(ValueError, match=message):
-        sweep.run(grids.dynatree, cells, tmp_path / "r.csv", **options)
+        sweep.run(measures.dynatree, cells, tmp_path / "r.csv", **options)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.model
 def test_dynatree_grid_on_the_model(tmp_path, monkeypatch):
     """Two real cells: the same text, counts that agree with each other."""
-    monkeypatch.setattr(grids, "LENGTHS", (8, 24))
+    monkeypatch.setattr(measures, "LENGTHS", (8, 24))
     names = tuple(f"{name} {n}" for n in (8, 24) for name in ("seconds", "tokens", "steps", "nodes"))
     cells = sweep.grid(
         draft_name=["vdm"], depth=[3], branch=[2], threshold=[0.05, 0.9], budget=[20], prompt=["paper"], repetition=[0]
     )
-    table = sweep.run(grids.dynatree, cells, tmp_path / "r.csv", results=names, check=grids.check_dynatree)
+    table = sweep.run(measures.dynatree, cells, tmp_path / "r.csv", results=names, check=grids.check_dynatree)
     assert (table["status"] == "ok").all(), table["error"].tolist()
     assert (table["tokens 24"] == 24).all()
     assert (table["seconds 24"] > table["seconds 8"]).all()
