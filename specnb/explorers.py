@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from specnb import exact, figures, growth, replay
+from specnb import exact, figures, growth, metrics, replay
 from specnb.broken import UNEVEN
 from specnb.figures import COLOURS
 from specnb.growth import Growth
@@ -122,29 +122,43 @@ def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: 
         ax = figure.add_axes((0, 0, 1, 1))
         figures.draw_tree(figures.tree_table(Draft(tree.keep(nodes)), labels=texts), ax=ax)
         picture = figures.png(figure)
+    covers = float(scores[nodes][1:].sum())
+    gain = f" · gains {covers - rule.cost * len(forwards):.2f} target calls" if isinstance(rule, growth.Pct) else ""
     return picture, (
         f"{len(nodes) - 1} draft tokens · {len(forwards)} draft forwards, a level at a time "
-        f"({sum(forwards)} if fed node by node) · covers {float(scores[nodes][1:].sum()):.2f} expected tokens"
+        f"({sum(forwards)} if fed node by node) · covers {covers:.2f} expected tokens{gain}"
     )
 
 
-def growth_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str]) -> ipywidgets.VBox:
-    """DynaTree's depth, branch, threshold and budget as sliders on a recorded step; the tree and its cost follow.
+def growth_explorer(
+    tree: TokenTree, scores: Tensor, labels: Sequence[str], kind: type[Growth] = growth.DynaTree
+) -> ipywidgets.VBox:
+    """A growth rule's settings as sliders on a recorded step; the tree and its cost follow.
 
-    tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. controls: depth, branch,
-    threshold (a power of ten), budget, image, readout (says where the recording is too small).
+    tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. kind: DynaTree (depth, branch,
+    threshold, budget) or Pct (cost, leaf, k, depth). controls: the settings by name (thresholds are powers of ten),
+    image, readout (says what is wrong with the settings, or where the recording is too small).
     """
+    power = {"step": 0.1, "readout_format": ".3f"}
     sliders = {
-        "depth": ipywidgets.IntSlider(8, min=1, max=8),
-        "branch": ipywidgets.IntSlider(3, min=1, max=4),
-        "threshold": ipywidgets.FloatLogSlider(0.03, min=-2, max=-0.3, step=0.1, readout_format=".3f"),
-        "budget": ipywidgets.IntSlider(40, min=1, max=128),
-    }
+        growth.DynaTree: {
+            "depth": ipywidgets.IntSlider(8, min=1, max=8),
+            "branch": ipywidgets.IntSlider(3, min=1, max=4),
+            "threshold": ipywidgets.FloatLogSlider(0.03, min=-2, max=-0.3, **power),
+            "budget": ipywidgets.IntSlider(40, min=1, max=128),
+        },
+        growth.Pct: {
+            "cost": ipywidgets.FloatLogSlider(0.1, min=-2, max=0, **power),
+            "leaf": ipywidgets.FloatLogSlider(0.01, min=-3, max=-0.5, **power),
+            "k": ipywidgets.IntSlider(3, min=1, max=5),
+            "depth": ipywidgets.IntSlider(10, min=1, max=10),
+        },
+    }[kind]
     image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
 
     def redraw(change=None):
-        rule = growth.DynaTree(**{name: slider.value for name, slider in sliders.items()})
         try:
+            rule = kind(**{name: slider.value for name, slider in sliders.items()})
             image.value, readout.value = render_growth(tree, scores, labels, rule)
         except ValueError as error:
             readout.value = str(error)
@@ -155,6 +169,51 @@ def growth_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str]) -> i
     redraw()
     box = ipywidgets.VBox([ipywidgets.HBox(list(sliders.values())[i : i + 2]) for i in (0, 2)] + [readout, image])
     box.controls = SimpleNamespace(**sliders, image=image, readout=readout)
+    return box
+
+
+def render_reliability(confidence: np.ndarray, hit: np.ndarray, bins: int, equal: str) -> tuple[bytes, str]:
+    """PNG (900 × 420) of a reliability diagram with the number of tokens per bin, and its ECE and Brier score."""
+    table = metrics.reliability(confidence, hit, bins=bins, equal=equal)
+    with plt.rc_context(figures.STYLE):
+        figure = Figure(figsize=(9, 4.2), dpi=100)
+        ax, side = figure.add_axes((0.09, 0.15, 0.42, 0.78)), figure.add_axes((0.62, 0.15, 0.36, 0.78))
+        figures.draw_reliability(table, ax=ax)
+        side.bar(table["bin"], table["count"], color=COLOURS["recovered"])
+        side.set(xlabel="bin", ylabel="tokens")
+        picture = figures.png(figure)
+    error = metrics.ece(confidence, hit, bins=bins, equal=equal)
+    return picture, f"{len(hit)} tokens · ECE {error:.4f} · Brier {metrics.brier(confidence, hit):.4f}"
+
+
+def reliability_explorer(chains: pd.DataFrame) -> ipywidgets.VBox:
+    """Reliability diagrams of ``replay.outcomes``: of tokens or of whole paths, by number and kind of bins, by depth.
+
+    chains: the columns confidence, path, alive, hit and depth. controls: of ("token": where everything before was
+    accepted; "path": everywhere), bins, equal, depth (the deepest shown), image, readout.
+    """
+    controls = {
+        "of": ipywidgets.ToggleButtons(options=["token", "path"], description="of a"),
+        "bins": ipywidgets.IntSlider(10, min=2, max=30, description="bins"),
+        "equal": ipywidgets.Dropdown(options=["width", "count"], description="equal"),
+        "depth": ipywidgets.IntSlider(int(chains["depth"].max()), min=1, max=int(chains["depth"].max())),
+    }
+    controls["depth"].description = "up to depth"
+    image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
+
+    def redraw(change=None):
+        rows = chains[chains["depth"] <= controls["depth"].value]
+        rows = rows[rows["alive"]] if controls["of"].value == "token" else rows
+        values = rows["confidence" if controls["of"].value == "token" else "path"]
+        settings = controls["bins"].value, controls["equal"].value
+        image.value, readout.value = render_reliability(values.to_numpy(), rows["hit"].to_numpy(), *settings)
+
+    for control in controls.values():
+        control.observe(redraw, "value")
+    redraw()
+    places = list(controls.values())
+    box = ipywidgets.VBox([ipywidgets.HBox(places[:2]), ipywidgets.HBox(places[2:]), readout, image])
+    box.controls = SimpleNamespace(**controls, image=image, readout=readout)
     return box
 
 

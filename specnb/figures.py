@@ -265,6 +265,18 @@ def intervals(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axe
     return ax
 
 
+def draw_reliability(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """``metrics.reliability`` against the diagonal: dots by bin, their area by the number of tokens in it."""
+    ax = ax or plt.subplots(figsize=(5.5, 5), layout="constrained")[1]
+    ax.plot([0, 1], [0, 1], ls="--", lw=1, color=INK, label="calibrated")
+    ax.vlines(table["confidence"], table["confidence"], table["accuracy"], color=COLOURS["rejected"], lw=2, label="gap")
+    size = 30 + 300 * table["count"] / table["count"].max()
+    ax.scatter(table["confidence"], table["accuracy"], size, color=KINDS[0][0], zorder=3)
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="share accepted")
+    ax.legend(loc="upper left")
+    return ax
+
+
 def trend(table: pd.DataFrame, x: str, value: str, kind: str, *, ax: Axes | None = None) -> Axes:
     """Lines of value over x, one per kind, with a band between the columns low and high where a row has them."""
     ax = ax or plt.subplots(figsize=(7, 4.5), layout="constrained")[1]

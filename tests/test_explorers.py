@@ -1,5 +1,6 @@
 """The law explorer: exact numbers behind it, and a picture that follows every control."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -58,9 +59,9 @@ def test_impossible_weights_are_said_and_leave_the_picture():
 # --- growth on a recorded step, and sweeps
 
 
-def recorded(depth: int):
+def recorded(depth: int, first: int = 1):
     law = random_model(6, 3)
-    drafter = TreeDrafter(TableDraft(lambda prefix: law(prefix[1:])), growth.DynaTree(depth, 4, 0.009, 4000))
+    drafter = TreeDrafter(TableDraft(lambda prefix: law(prefix[1:])), growth.DynaTree(depth, 4, 0.009, 4000, first))
     drafter.begin((0,), Warp(), {})
     draft = drafter.propose(RandomCoins(0), 99)
     return draft.tree, draft.scores, [f"t{token}" for token in draft.tree.token_list]
@@ -96,3 +97,32 @@ def test_sweep_explorer_follows_its_sliders():
     assert len(set(seen)) == 4
     with pytest.raises(ValueError, match="axes must be three columns"):
         explorers.sweep_explorer(table, ["depth", "branch", "width"], "speed")
+
+
+def test_pct_explorer_follows_its_sliders():
+    """Dearer calls draft less and gain less; a leaf threshold above the price is refused in words."""
+    controls = explorers.growth_explorer(*recorded(8, first=4), growth.Pct).controls
+    controls.k.value, controls.depth.value = 2, 4
+    seen = []
+    for cost in (0.02, 0.1, 0.5):
+        controls.cost.value = cost
+        seen.append((bytes(controls.image.value), int(controls.readout.value.split()[0])))
+    assert seen[0][1] > seen[1][1] > seen[2][1]
+    assert "gains" in controls.readout.value
+    controls.cost.value, controls.leaf.value = 0.02, 0.2
+    assert "leaf 0.2 and cost 0.02" in controls.readout.value
+
+
+def test_reliability_explorer_follows_its_controls():
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(size=400)
+    chains = pd.DataFrame({"confidence": confidence, "path": confidence**2, "depth": 1 + np.arange(400) % 5})
+    chains = chains.assign(alive=rng.uniform(size=400) < 0.7, hit=rng.uniform(size=400) < confidence)
+    controls = explorers.reliability_explorer(chains).controls
+    seen = [(bytes(controls.image.value), controls.readout.value)]
+    for name, value in (("of", "path"), ("bins", 4), ("equal", "count"), ("depth", 2)):
+        getattr(controls, name).value = value
+        seen.append((bytes(controls.image.value), controls.readout.value))
+    assert len({picture for picture, _ in seen}) == 5
+    assert seen[0][1].startswith(f"{chains['alive'].sum()} tokens")
+    assert seen[-1][1].startswith("160 tokens")
