@@ -144,7 +144,8 @@ def drafted(
     """
     known = {**METHODS, **{name: (_rule(name), None) for name in names if name.split()[0] in RULES and " " in name}}
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"unknown method {unknown[0]!r}: known are {', '.join(METHODS)}")
+        settings = ", ".join(f"'{name} …'" for name in RULES)
+        raise ValueError(f"unknown method {unknown[0]!r}: known are {', '.join(METHODS)}, and with settings {settings}")
     model, loaded = pair.target, head_drafts.load(draft, pair.target)
     theirs = {"max_new_tokens": max_new_tokens, **({"eos_token_id": len(pair.tokenizer)} if whole else {})}
     ours = {"max_new_tokens": max_new_tokens, **({"eos": ()} if whole else {})}

@@ -123,7 +123,11 @@ def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: 
         figures.draw_tree(figures.tree_table(Draft(tree.keep(nodes)), labels=texts), ax=ax)
         picture = figures.png(figure)
     covers = float(scores[nodes][1:].sum())
-    gain = f" · gains {covers - rule.cost * len(forwards):.2f} target calls" if isinstance(rule, growth.Pct) else ""
+    gain = (
+        f" · gains {covers - rule.cost * len(forwards):.2f} target calls before verification"
+        if isinstance(rule, growth.Pct)
+        else ""
+    )
     return picture, (
         f"{len(nodes) - 1} draft tokens · {len(forwards)} draft forwards, a level at a time "
         f"({sum(forwards)} if fed node by node) · covers {covers:.2f} expected tokens{gain}"

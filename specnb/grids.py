@@ -12,9 +12,10 @@ machine should run one cell at a time.
 import argparse
 import json
 import multiprocessing
+import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -23,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import growth, heads, measures, prompts, records, replay, sweep
+from specnb import assets, growth, heads, measures, prompts, records, replay, sweep
 from specnb.target import Target
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
@@ -43,18 +44,24 @@ def check_dynatree(draft_name: str, depth: int, branch: int, threshold: float, b
         raise ValueError(f"branch {branch} exceeds the draft's vocabulary of {vocabulary(draft_name)}")
 
 
-def run_dynatree(options: argparse.Namespace, executor: Executor | None) -> dict:
+def run_dynatree(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
     """The grid of DynaTree's appendix A and its baseline; both files resume."""
-    common = {"prompt": options.prompts, "repetition": range(options.repetitions)}
     axes = {"depth": DEPTHS, "branch": BRANCHES, "threshold": THRESHOLDS, "budget": [128]}
+    common = {"prompt": options.prompts, "repetition": range(options.repetitions)}
     wanted = sweep.grid(draft_name=[options.draft], **common, **axes)
     for cell in wanted:
         check_dynatree(**cell)  # before the baselines take their time
-    lengths = sweep.grid(length=measures.LENGTHS, **{**common, "repetition": range(3 * options.repetitions)})
-    sweep.run(measures.plain, lengths, f"{options.out}_plain.csv", results=("seconds", "tokens"), retry=options.retry)
+    record(options, dtype="bfloat16", lengths=list(measures.LENGTHS))
+
+    def baseline(repetitions: Iterable[int]) -> pd.DataFrame:
+        lengths = sweep.grid(length=measures.LENGTHS, prompt=options.prompts, repetition=repetitions)
+        file = f"{options.out}_plain.csv"
+        return sweep.run(measures.plain, lengths, file, results=("seconds", "tokens"), retry=options.retry)
+
     again = {"executor": executor, "retry": options.retry}
-    sweep.run(measures.dynatree, wanted, f"{options.out}.csv", results=measures.DYNATREE_RESULTS, **again)
-    return {"draft": options.draft, "dtype": "bfloat16", "lengths": list(measures.LENGTHS)}
+    before = baseline(range(2))
+    table = sweep.run(measures.dynatree, wanted, f"{options.out}.csv", results=measures.DYNATREE_RESULTS, **again)
+    return pd.concat([before, table, baseline(range(2, 4))])  # a machine that has changed meanwhile shows
 
 
 def settings(count: int, seed: int = 0) -> list[dict]:
@@ -71,7 +78,7 @@ def settings(count: int, seed: int = 0) -> list[dict]:
     ]
 
 
-def run_texts(options: argparse.Namespace, executor: Executor | None) -> dict:
+def run_texts(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
     """Every setting on every prompt against plain text; and, for each prompt, a setting without position ids."""
     chosen = settings(options.settings)
     wanted = [
@@ -79,40 +86,49 @@ def run_texts(options: argparse.Namespace, executor: Executor | None) -> dict:
         for prompt in options.prompts
         for setting, told in [*((s, True) for s in chosen), (chosen[0], False)]
     ]
+    record(options, dtype="float32")
     again = {"executor": executor, "retry": options.retry}
-    sweep.run(measures.same_text, wanted, f"{options.out}.csv", results=measures.TEXT_RESULTS, **again)
-    return {"draft": options.draft, "dtype": "float32"}
+    return sweep.run(measures.same_text, wanted, f"{options.out}.csv", results=measures.TEXT_RESULTS, **again)
 
 
-def run_replay(options: argparse.Namespace, executor: Executor | None) -> dict:
-    """Record the draft's largest trees along each prompt's plain text (OUT_PROMPT.npz); run and replay settings."""
-    files = {prompt: f"{options.out}_{prompt}.npz" for prompt in options.prompts}
+def run_replay(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
+    """Record the draft's largest trees along each prompt's plain text, a file each; run and replay settings."""
+    record(options, dtype="float32", recorded_with=str(LARGEST))
+    files = {p: f"{options.out}_{options.draft}_{p}_{options.tokens}.npz" for p in options.prompts}
     for prompt, file in files.items():
         if not Path(file).exists():
             target, text = Target(measures.pair("float32").target), measures.plain_text(prompt, options.tokens)
             ids, model = measures.encoded(prompt, "float32"), measures.draft(options.draft, "float32")
             replay.record(target, model, LARGEST, ids, text).save(file)
+    paths = {prompt: os.path.relpath(file, assets.ROOT) for prompt, file in files.items()}
     wanted = [
-        {"draft_name": options.draft, **setting, "prompt": prompt, "recording": files[prompt]}
+        {"draft_name": options.draft, **setting, "prompt": prompt, "recording": paths[prompt]}
         for prompt in options.prompts
         for setting in settings(options.settings, seed=1)
     ]
-    if wanted:
-        again = {"executor": executor, "retry": options.retry}
-        sweep.run(measures.replayed, wanted, f"{options.out}.csv", results=measures.REPLAY_RESULTS, **again)
-    return {"draft": options.draft, "dtype": "float32", "recorded with": str(LARGEST)}
+    if not wanted:
+        return pd.DataFrame({"status": []})
+    again = {"executor": executor, "retry": options.retry}
+    return sweep.run(measures.replayed, wanted, f"{options.out}.csv", results=measures.REPLAY_RESULTS, **again)
 
 
-def run_trees(options: argparse.Namespace, executor: Executor | None) -> dict:
-    """EDD's growth rules on every prompt, and what became of the likeliest chains (OUT_chains.npz)."""
+def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
+    """EDD's growth rules, and what becomes of the likeliest chains, on every prompt."""
+    if options.cost is None or options.node is None:
+        raise ValueError("trees needs --cost and --node: what a draft call and a node more cost of a target call")
+    measures.study_rules(options.cost, options.node)  # ValueError on prices without sense
     common = {"length": [options.tokens], "cost": [options.cost], "node": [options.node]}
     wanted = sweep.grid(draft_name=[options.draft], prompt=options.prompts, **common)
+    record(options, dtype="float32")
     again = {"executor": executor, "retry": options.retry}
-    sweep.run(measures.trees, wanted, f"{options.out}.csv", results=measures.TREES_RESULTS, **again)
-    kept = [replay.Recording.load(measures.kept(options.draft, prompt, options.tokens)) for prompt in options.prompts]
-    chains = pd.concat([replay.outcomes(recording).assign(prompt=i) for i, recording in enumerate(kept)])
-    records.write_arrays(f"{options.out}_chains.npz", {name: column.to_numpy() for name, column in chains.items()})
-    return {"draft": options.draft, "prompts": options.prompts, "dtype": "float32"}
+    return sweep.run(measures.trees, wanted, f"{options.out}.csv", results=measures.TREES_RESULTS, **again)
+
+
+def record(options: argparse.Namespace, **facts) -> None:
+    """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and the head by its hash."""
+    command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
+    head = assets.sha256(heads.FOLDER / f"{options.draft}.safetensors")
+    records.add_run(f"{options.out}.json", command, draft=options.draft, head_sha256=head, **facts)
 
 
 WORK = {"dynatree": run_dynatree, "texts": run_texts, "replay": run_replay, "trees": run_trees}
@@ -122,7 +138,8 @@ def tidy(table: pd.DataFrame, plain: pd.DataFrame) -> pd.DataFrame:
     """A recorded grid as one row per setting and length: token/s, speed-up over plain, path, nodes, acceptance.
 
     path: tokens a step commits; nodes: drafted a step; acceptance: DynaTree's own, committed tokens per drafted node.
-    Plain decoding's token/s is the median over its repetitions at that length. Cells that failed are left out.
+    Plain decoding's token/s is the median over its repetitions at that length, half of them from before the grid and
+    half from after it: a machine that changed in between would show there. Cells that failed are left out.
     """
     per_length = plain[plain["status"] == "ok"].groupby(["length", "prompt"])[["tokens", "seconds"]].median()
     baseline, rows = per_length["tokens"] / per_length["seconds"], []
@@ -169,12 +186,12 @@ def main() -> None:
     parser.add_argument("--scheduler", help="address of a Dask scheduler")
     parser.add_argument("--out", required=True, help="writes OUT.csv, OUT_plain.csv and OUT.json")
     options = parser.parse_args()
-    command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
     if options.prompts == ["own"]:
         options.prompts = prompts.own()["id"].tolist()
     with executors(options) as executor:
-        facts = WORK[options.work](options, executor)
-    records.add_run(f"{options.out}.json", command, **facts)
+        table = WORK[options.work](options, executor)
+    if failed := int((table["status"] == "failed").sum()):
+        sys.exit(f"{failed} cells failed: the column error in {options.out}.csv says why; --retry measures them again")
 
 
 if __name__ == "__main__":

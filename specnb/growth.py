@@ -122,11 +122,12 @@ class DynaTree:
 
 @dataclass(frozen=True)
 class Cape:
-    """CAPE (GLIDE, Du et al. 2024; EDD, section 4.1): a greedy chain, with 7, 5, 3 or 1 more tokens beside each of its.
+    """CAPE (GLIDE, Du et al. 2024): a greedy chain, with 7, 5, 3 or 1 more tokens beside each of its.
 
     How many is decided by the confidence of the chain's token there: in (0, .3], (.3, .6], (.6, .8], (.8, 1]. Only
     the likeliest token is expanded. The widths depend on the law that is being drafted from, so the widest is
-    drafted and ``finish`` drops what is too many.
+    drafted and ``finish`` drops what is too many. GLIDE's code has these widths, the likeliest included 8, 6, 4
+    and 2, at depth 4; EDD (section 4.1) takes depth 5 and calls 7, 5, 3, 1 the widths themselves.
     """
 
     depth: int = 5
@@ -157,12 +158,13 @@ class Cape:
 class Eagle2:
     """EAGLE-2's beam (Li et al. 2024): of each level the k likeliest paths get k children; the best total nodes stay.
 
-    total: draft tokens kept; depth: tokens on the longest path (EAGLE's code counts one less). Ties go to the
-    elder node, so that no child outlives its parent.
+    total: draft tokens kept; depth: tokens on the longest path. Ties go to the elder node, so that no child outlives
+    its parent. EAGLE's code counts the root in its total and the first level not in its depth: its scripts' 60 and 5
+    are the defaults here.
     """
 
     total: int = 59
-    depth: int = 7
+    depth: int = 6
     k: int = 10
     prunes = True
 
@@ -187,8 +189,8 @@ class Pct:
     Every node of a level with C(node) ≥ cost gets k children, for at most depth levels; cost is a draft call's share
     of a target call, s_d / s_t (equation 5). In the end leaves below ``leaf`` go. Since a level's C sum to at most
     1, no more than 1 / cost nodes are expanded in a level. Variants of the paper's ablation: leaf=0 removes none;
-    alone=True asks the token's own confidence instead of the path's ("w/o expected time gain", as we read it), up
-    to budget nodes.
+    alone=True asks the token's own confidence instead of the path's ("w/o expected time gain", as we read it), which
+    bounds nothing: budget then ends the tree, the likeliest nodes of a level first.
     """
 
     cost: float = 0.1
@@ -196,13 +198,15 @@ class Pct:
     depth: int = 10
     leaf: float = 0.01
     alone: bool = False
-    budget: int = 4000
+    budget: int = 100_000
     prunes = True
 
     def __post_init__(self):
+        if self.budget < self.k:
+            raise ValueError(f"Pct's budget must be at least k = {self.k}, got {self.budget}")
         if not 0 <= self.cost <= 1 or not 0 <= self.leaf <= max(self.cost, 0.0):
             raise ValueError(f"Pct needs 0 ≤ leaf ≤ cost ≤ 1 (s_d / s_t), got leaf {self.leaf} and cost {self.cost}")
-        for name in ("k", "depth", "budget"):
+        for name in ("k", "depth"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Pct's {name} must be at least 1, got {getattr(self, name)}")
 
@@ -212,14 +216,13 @@ class Pct:
             return []
         level = [node for node in range(len(tree)) if tree.depth_list[node] == deepest]
         worth = [node for node in level if node == 0 or self._worth(tree, scores, node) >= self.cost]
-        return [(node, self.k) for node in worth[: room // self.k]]
+        return [(node, self.k) for node in best(worth, scores, room // self.k)]
 
     def _worth(self, tree: TokenTree, scores: Tensor, node: int) -> float:
         return float(scores[node] / scores[tree.parent_list[node]] if self.alone else scores[node])
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        inner = {parent for parent in tree.parent_list if parent > 0}
-        return [node for node in range(1, len(tree)) if node in inner or scores[node] >= self.leaf]
+        return [node for node in range(1, len(tree)) if scores[node] >= self.leaf]  # no expanded node lies below
 
 
 @dataclass(frozen=True)

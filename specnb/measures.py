@@ -3,10 +3,10 @@
 Times are those of the embedded pair in bfloat16, texts and replays are compared in float32.
 """
 
+import json
 import threading
 from functools import cache, partial
 from itertools import accumulate
-from pathlib import Path
 
 import pandas as pd
 
@@ -21,13 +21,13 @@ from specnb.target import Target
 LENGTHS = (100, 200, 300, 500, 1000)  # of DynaTree's sweep
 DYNATREE_RESULTS = tuple(f"{name} {n}" for n in LENGTHS for name in ("seconds", "tokens", "steps", "nodes"))
 TEXT_RESULTS = ("equal", "first", "gap", "same")
-REPLAY_RESULTS = ("steps", "same", "draft", "target", "verify", "commit")
+REPLAY_RESULTS = ("steps", "equal", "same", "draft", "target", "verify", "commit")
 
 ALONE = threading.Lock()  # drafts have a state and seconds are measured: one cell at a time in a process
 
 
 @cache
-def pair(dtype: str = "bfloat16") -> models.Pair:
+def pair(dtype: str) -> models.Pair:
     """The embedded model, once per process, and warm: its first forwards are slow."""
     loaded = models.load_pair(dtype=dtype)
     bench.generate(loaded.target, max_new_tokens=16)(loaded.encode("Good morning."))
@@ -35,12 +35,12 @@ def pair(dtype: str = "bfloat16") -> models.Pair:
 
 
 @cache
-def draft(name: str, dtype: str = "bfloat16") -> DraftModel:
+def draft(name: str, dtype: str) -> DraftModel:
     """A trained head, once per process."""
     return head_drafts.load(name, pair(dtype).target)
 
 
-def encoded(prompt: str, dtype: str = "bfloat16") -> list[int]:
+def encoded(prompt: str, dtype: str) -> list[int]:
     """Token ids of the prompt "paper" or of an own one, by its id."""
     return pair(dtype).encode(pd.concat([prompts.dynatree(), prompts.own()]).set_index("id").loc[prompt, "text"])
 
@@ -70,9 +70,9 @@ def dynatree(
     prompt: see ``encoded``.
     """
     with ALONE:
-        drafter = TreeDrafter(draft(draft_name), growth.DynaTree(depth, branch, threshold, budget))
+        drafter = TreeDrafter(draft(draft_name, "bfloat16"), growth.DynaTree(depth, branch, threshold, budget))
         options = {"max_new_tokens": max(LENGTHS), "eos": ()}
-        out = decode(Target(pair().target), drafter, verifiers.greedy, encoded(prompt), **options)
+        out = decode(Target(pair("bfloat16").target), drafter, verifiers.greedy, encoded(prompt, "bfloat16"), **options)
     return {f"{name} {n}": value for n in LENGTHS for name, value in after(list(out.steps), n).items()}
 
 
@@ -97,24 +97,31 @@ def replayed(
 ) -> dict[str, object]:
     """One real greedy run in float32, and whether replaying the recording takes the same steps with the same trees.
 
-    Seconds are those of the run's steps after the first, which holds the prefill.
+    recording: a file, by its path from the checkout. equal: the run wrote the recorded text (a near tie may part
+    them). Seconds are those of the run's steps after the first, which holds the prefill.
     """
     with ALONE:
-        recorded, rule = replay.Recording.load(recording), growth.DynaTree(depth, branch, threshold, budget)
+        recorded, rule = (
+            replay.Recording.load(assets.ROOT / recording),
+            growth.DynaTree(depth, branch, threshold, budget),
+        )
         drafter, options = TreeDrafter(draft(draft_name, "float32"), rule), {"eos": ()}
         target, ids = Target(pair("float32").target), encoded(prompt, "float32")
         out = decode(target, drafter, verifiers.greedy, ids, max_new_tokens=len(recorded.text), **options)
     turns, later = replay.replay(recorded, rule), out.steps[1:]
     real = [(len(step.draft.tree), len(step.verdict.path)) for step in out.steps]
     phases = {name: sum(step.seconds[name] for step in later) for name in ("draft", "target", "verify", "commit")}
-    return {"steps": len(real), "same": real == [(turn.nodes, turn.accepted) for turn in turns], **phases}
+    same = real == [(turn.nodes, turn.accepted) for turn in turns]
+    return {"steps": len(real), "equal": out.tokens == recorded.text, "same": same, **phases}
 
 
 def plain(length: int, prompt: str, repetition: int) -> dict[str, float]:
     """transformers' own generate, greedy, to exactly so many tokens: every speed-up's baseline. End tokens are text."""
     with ALONE:
-        method = bench.generate(pair().target, max_new_tokens=length, eos_token_id=len(pair().tokenizer))
-        tokens, seconds = costs.timed(partial(method, encoded(prompt)))
+        method = bench.generate(
+            pair("bfloat16").target, max_new_tokens=length, eos_token_id=len(pair("bfloat16").tokenizer)
+        )
+        tokens, seconds = costs.timed(partial(method, encoded(prompt, "bfloat16")))
     return {"seconds": seconds, "tokens": len(tokens)}
 
 
@@ -135,18 +142,12 @@ def study_rules(cost: float, node: float) -> dict[str, Growth]:
     }
 
 
-def kept(draft_name: str, prompt: str, length: int) -> Path:
-    """Where ``trees`` keeps its recording: in the user's cache."""
-    folder = assets.cache_dir() / "recordings"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{draft_name}_{prompt}_{length}.npz"
-
-
-def trees(draft_name: str, prompt: str, length: int, cost: float, node: float) -> dict[str, float]:
+def trees(draft_name: str, prompt: str, length: int, cost: float, node: float) -> dict[str, object]:
     """Every rule of EDD's comparison, replayed along the plain float32 text of one prompt from one recording.
 
-    Per rule: steps, drafted nodes, draft forwards and nodes fed to the draft, summed over steps. The recording stays
-    in the cache (``kept``); the vanilla tree, whose 363 nodes nobody else wants, has one of its own.
+    Per rule: steps, drafted nodes, draft forwards and nodes fed to the draft, summed over steps. chains: what became
+    of the likeliest chain at every place, as ``chain_table`` reads it. The vanilla tree, whose 363 nodes nobody else
+    wants, has a recording of its own.
     """
     rules = study_rules(cost, node)
     widest = [rules[name] for name in ("chain 10", "cape", "eagle2", "pct width 10", "pct w/o gain", "layer gain")]
@@ -155,8 +156,7 @@ def trees(draft_name: str, prompt: str, length: int, cost: float, node: float) -
         text = plain_text(prompt, length)
         recording = replay.record(target, model, replay.Together(tuple(widest), k=10), ids, text)
         vanilla = replay.record(target, model, rules["vct"], ids, text)
-    recording.save(kept(draft_name, prompt, length))
-    found: dict[str, float] = {}
+    found: dict[str, object] = {"chains": _pack(replay.outcomes(recording))}
     for name, rule in rules.items():
         turns = replay.replay(vanilla if name == "vct" else recording, rule)
         counts = {
@@ -169,4 +169,24 @@ def trees(draft_name: str, prompt: str, length: int, cost: float, node: float) -
     return found
 
 
-TREES_RESULTS = tuple(f"{name}: {what}" for name in study_rules(1, 1) for what in ("steps", "nodes", "forwards", "fed"))
+COUNTS = ("steps", "nodes", "forwards", "fed")
+TREES_RESULTS = ("chains", *(f"{name}: {what}" for name in study_rules(1, 1) for what in COUNTS))
+
+
+def _pack(outcomes: pd.DataFrame) -> str:
+    """Per place the number of accepted tokens and every token's confidence in hundredths of a per cent, as JSON."""
+    places = outcomes.groupby("place")
+    return json.dumps([[int(p["hit"].sum()), *(10_000 * p["confidence"]).round().astype(int)] for _, p in places])
+
+
+def chain_table(recorded: pd.DataFrame) -> pd.DataFrame:
+    """``replay.outcomes`` of recorded cells of ``trees``, with their draft and prompt; confidences to four digits."""
+    rows = []
+    for cell in recorded.to_dict("records"):
+        for place, (accepted, *confidences) in enumerate(json.loads(cell["chains"])):
+            path = 1.0
+            for depth, confidence in enumerate(confidences, start=1):
+                path *= confidence / 10_000
+                fate = depth <= accepted + 1, depth <= accepted  # alive, hit
+                rows.append((cell["draft_name"], cell["prompt"], place, depth, confidence / 10_000, path, *fate))
+    return pd.DataFrame(rows, columns=["draft", "prompt", "place", "depth", "confidence", "path", "alive", "hit"])

@@ -74,8 +74,8 @@ def reliability(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equa
     """Reliability diagram: per bin of confidence how many there are, their mean confidence and their share of hits.
 
     confidence: (n,) in 0..1; hit: (n,) 0 or 1. equal: bins of equal "width" (Guo et al. 2017; EDD, Figure 3b) or of
-    equal "count". Columns: bin, count, confidence, accuracy; empty bins are left out. Raises ValueError on values
-    outside 0..1, on lengths that differ and on other kinds of bins.
+    equal "count" (equal confidences may part, in the order of the rows). Columns: bin, count, confidence, accuracy;
+    empty bins are left out. Raises ValueError on values outside 0..1, on lengths that differ and on other bins.
     """
     confidence, hit = np.asarray(confidence, float), np.asarray(hit, float)
     if confidence.shape != hit.shape or not len(hit):

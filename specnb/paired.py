@@ -106,9 +106,11 @@ def gains(table: pd.DataFrame, cells: Sequence[str], *, resamples: int = 2000, s
 
 def measure(draft: str, shape: str, temperature: float, task: str, prompt: str, tokens: int) -> dict:
     """One cell of the sweep: ``compare`` on one of the own prompts (task: its domain), as means over its steps."""
-    drafter = TreeDrafter(measures.draft(draft), SHAPES[shape], Drawn.SWOR)
+    drafter = TreeDrafter(measures.draft(draft, "bfloat16"), SHAPES[shape], Drawn.SWOR)
     options = {"max_new_tokens": tokens, "temperature": temperature}
-    return summary(compare(Target(measures.pair().target), drafter, measures.encoded(prompt), **options))
+    return summary(
+        compare(Target(measures.pair("bfloat16").target), drafter, measures.encoded(prompt, "bfloat16"), **options)
+    )
 
 
 def summary(found: pd.DataFrame) -> dict:
@@ -145,7 +147,7 @@ def main() -> None:
     cells = [{**cell, "task": task[cell["prompt"]], "tokens": options.tokens} for cell in grid]
     sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS, retry=options.retry)
     command = shlex.join(["python", "-m", "specnb.paired", *sys.argv[1:]])
-    records.add_run(f"{options.out}.json", command, pair=measures.pair().name, dtype="bfloat16")
+    records.add_run(f"{options.out}.json", command, pair=measures.pair("bfloat16").name, dtype="bfloat16")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Decoding greedily, the target's text does not depend on the draft. So the draft's largest tree is recorded once at
 every place of a text; every smaller tree is a part of it, and says how far it would have been accepted. Time follows
-from measured cost curves.
+from measured cost curves. Exactly means: to a real run that writes the same text (in float32 but for near ties; in
+bfloat16 trees of other sizes round differently), and but for scores within rounding of a threshold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +27,21 @@ from specnb.tree import TokenTree
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A draft's trees along a text: trees[i] hangs off the token before text[i], scores[i] its path probabilities."""
+    """A draft's trees along a text: trees[i] hangs off the token before text[i], scores[i] its path probabilities.
+
+    max_depth: how deep the draft model can go (Medusa's heads), if it cannot go on.
+    """
 
     text: tuple[int, ...]
     trees: tuple[TokenTree, ...]
     scores: tuple[Tensor, ...]
+    max_depth: int | None = None
 
     def cut(self, length: int) -> "Recording":
         """The first length tokens of the text."""
         if not 1 <= length <= len(self.text):
             raise ValueError(f"a recording of {len(self.text)} tokens cannot be cut to {length}")
-        return Recording(self.text[:length], self.trees[:length], self.scores[:length])
+        return Recording(self.text[:length], self.trees[:length], self.scores[:length], self.max_depth)
 
     def save(self, path: str | Path) -> None:
         """Write it as one .npz, in one move."""
@@ -46,6 +51,7 @@ class Recording:
             "tokens": np.concatenate([tree.tokens.numpy() for tree in self.trees]).astype(np.int32),
             "parents": np.concatenate([tree.parents.numpy() for tree in self.trees]).astype(np.int32),
             "scores": np.concatenate([scores.numpy() for scores in self.scores]),
+            "max_depth": np.array([self.max_depth or 0]),
         }
         records.write_arrays(path, parts)
 
@@ -53,7 +59,7 @@ class Recording:
     def load(cls, path: str | Path) -> "Recording":
         """What ``save`` wrote; ValueError if the file is something else."""
         with np.load(path) as file:
-            if missing := {"text", "sizes", "tokens", "parents", "scores"} - set(file.files):
+            if missing := {"text", "sizes", "tokens", "parents", "scores", "max_depth"} - set(file.files):
                 raise ValueError(f"{path} is no recording: it lacks {', '.join(sorted(missing))}")
             cuts = np.cumsum(file["sizes"])[:-1]
             tokens, parents, scores = (np.split(file[name], cuts) for name in ("tokens", "parents", "scores"))
@@ -61,7 +67,8 @@ class Recording:
                 TokenTree(torch.from_numpy(t.astype(np.int64)), torch.from_numpy(p.astype(np.int64)))
                 for t, p in zip(tokens, parents, strict=True)
             ]
-            return cls(tuple(file["text"].tolist()), tuple(trees), tuple(map(torch.from_numpy, scores)))
+            depth = int(file["max_depth"][0]) or None
+            return cls(tuple(file["text"].tolist()), tuple(trees), tuple(map(torch.from_numpy, scores)), depth)
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def record(
         if i + 1 < len(text):
             seen = {layer: rows[before + i : before + i + 1] for layer, rows in hidden.items()}
             drafter.observe(draft, (), token, seen, None)
-    return Recording(tuple(text), tuple(trees), tuple(scores))
+    return Recording(tuple(text), tuple(trees), tuple(scores), draft_model.max_depth)
 
 
 def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tuple[list[int], tuple[int, ...]]:
@@ -153,9 +160,10 @@ class Together:
 def replay(recording: Recording, rule: Growth) -> list[Turn]:
     """The steps that decoding greedily with this rule takes along the recorded text, by its first to its last token."""
     turns, at, n = [], 0, len(recording.text)
+    deepest = recording.max_depth or n
     while at < n:
         tree = recording.trees[at]
-        nodes, forwards = regrow(tree, recording.scores[at], rule, n - at - 1)
+        nodes, forwards = regrow(tree, recording.scores[at], rule, min(n - at - 1, deepest))
         kept, node, accepted = set(nodes), 0, 0
         while node is not None:
             below = (c for c in tree.children[node] if c in kept and at + accepted < n - 1)
@@ -171,7 +179,8 @@ def outcomes(recording: Recording) -> pd.DataFrame:
 
     Columns: place and depth; confidence, the draft's probability of the token; path, that of the chain up to it;
     alive, whether everything before it agreed with the text; hit, whether it did too. EDD's Figure 3b is confidence
-    against hit where alive; what PCT thresholds is path against hit everywhere.
+    against hit where alive, there at the places where steps begin, here at every place; what PCT thresholds is path
+    against hit everywhere.
     """
     rows = []
     for place, (tree, scores) in enumerate(zip(recording.trees, recording.scores, strict=True)):

@@ -137,7 +137,7 @@ def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
 
 def odds(mass: float, survival: float) -> float:
     """S / (S + 1 − s), one where both vanish: p and q agree and nothing is left to lose."""
-    rest = mass + 1 - survival
+    rest = mass + (1 - survival)
     return mass / rest if rest > 0 else 1.0
 
 

@@ -3,6 +3,7 @@
 import sys
 from functools import cache
 
+import pandas as pd
 import pytest
 from tiny import llama
 
@@ -38,14 +39,16 @@ def command(smollm2, monkeypatch, tmp_path):
     def run(*words: str):
         monkeypatch.setattr(sys, "argv", ["grids", *words, "--out", str(tmp_path / words[0])])
         grids.main()
-        return sweep.load(tmp_path / f"{words[0]}.csv")
+        table = sweep.load(tmp_path / f"{words[0]}.csv")
+        assert (table["status"] == "ok").all(), table["error"].tolist()
+        return table
 
     return run
 
 
 @pytest.mark.model
 def test_same_text_on_the_model(command):
-    """float32, near-tie rule; data/results/dynatree_texts holds 60 prompts under 20 settings."""
+    """float32, near-tie rule; 60 prompts under 20 settings: ``specnb.grids texts --prompts own``."""
     prompts = ["conversation-01", "translation-04", "mathematics-02"]
     table = command("texts", "--settings", "2", "--tokens", "24", "--prompts", *prompts)
     assert len(table) == 9
@@ -56,10 +59,50 @@ def test_same_text_on_the_model(command):
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["vdm", "eagle"])
 def test_replay_is_the_real_run_on_the_model(name, command):
-    """Accepted lengths and tree sizes, exactly; data/results/dynatree_replay holds 5 prompts under 20 settings."""
+    """Accepted lengths and tree sizes, exactly; more prompts and settings: ``specnb.grids replay``."""
     table = command("replay", "--draft", name, "--settings", "3", "--tokens", "40", "--prompts", "rag-02")
-    assert table["same"].all(), table
+    assert table[["equal", "same"]].all(axis=None), table
     assert len(table) == 3
+
+
+@pytest.mark.model
+def test_trees_along_one_recording(command):
+    """Every rule's counts agree with each other, and the packed chains with what the target wrote."""
+    prices = ["--cost", "0.1", "--node", "0.02"]
+    table = command("trees", "--prompts", "rag-02", "--tokens", "12", *prices)
+    row, chains = table.iloc[0], measures.chain_table(table)
+    for name in measures.study_rules(0.1, 0.02):
+        assert row[f"{name}: steps"] + row[f"{name}: forwards"] <= row[f"{name}: fed"] + 12
+        assert 1 <= row[f"{name}: steps"] <= 12
+    assert row["vct: nodes"] > row["pct: nodes"] > row["chain 5: nodes"] > 0
+    assert row["pct w/o leaves: nodes"] >= row["pct: nodes"]
+    alive = chains[chains["depth"] == 1]
+    assert alive["alive"].all()
+    assert len(alive) == 12
+    assert ((chains["path"] <= chains["confidence"] + 1e-9) & (chains["hit"] <= chains["alive"])).all()
+    with pytest.raises(ValueError, match="trees needs --cost and --node"):
+        command("trees", "--prompts", "rag-02")
+
+
+def test_a_grid_as_cells():
+    """Two recorded runs beside two of the baseline, by hand: the median of plain decoding's seconds counts."""
+    setting = {"status": "ok", "prompt": "paper", "branch": 2, "threshold": 0.1}
+    runs = [{**setting, "depth": depth} for depth in (3, 4)]
+    for run, seconds in zip(runs, (5.0, 8.0), strict=True):
+        for n in measures.LENGTHS:
+            run |= {f"seconds {n}": seconds, f"tokens {n}": n + 1, f"steps {n}": n // 2, f"nodes {n}": 2 * n}
+    plain = [
+        {"status": "ok", "prompt": "paper", "length": n, "tokens": n, "seconds": s}
+        for n in measures.LENGTHS
+        for s in (9.0, 10.0, 20.0)
+    ]
+    failed = {**runs[0], "status": "failed"}
+    cells = grids.tidy(pd.DataFrame([*runs, failed]), pd.DataFrame(plain))
+    assert len(cells) == 10
+    first = cells.iloc[0]
+    assert (first["length"], first["depth"]) == (100, 3)
+    assert first["speed-up"] == pytest.approx((101 / 5) / (100 / 10))
+    assert (first["path"], first["nodes"], first["acceptance"]) == pytest.approx((101 / 50, 4, 101 / 200))
 
 
 @pytest.mark.model

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from test_heads import make
-from tiny import llama
+from tiny import llama, near_copy
 
-from specnb import growth, head_drafts, replay, verifiers
+from specnb import bench, growth, head_drafts, replay, verifiers
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import TreeDrafter
@@ -20,15 +20,6 @@ PROMPTS = [[1, 2, 3], [7, 30, 12, 5], [11]]
 @pytest.fixture(scope="module")
 def model():
     return llama()
-
-
-def near_copy(model):
-    """The target, a little disturbed: a draft that is right often enough."""
-    copy, generator = llama(), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
-    return copy
 
 
 def drafts(model):
@@ -87,7 +78,7 @@ def test_a_recording_survives_its_file(model, tmp_path):
     assert again.text == recording.text
     assert replay.replay(again, rule) == replay.replay(recording, rule)
     np.savez(tmp_path / "other.npz", text=[1])
-    with pytest.raises(ValueError, match="is no recording: it lacks parents, scores, sizes, tokens"):
+    with pytest.raises(ValueError, match="is no recording: it lacks max_depth, parents, scores, sizes, tokens"):
         replay.Recording.load(tmp_path / "other.npz")
 
 
@@ -134,21 +125,16 @@ def test_outcomes_of_chains():
 
 
 def test_one_recording_for_several_rules(model):
-    """Beams, chains with neighbours and thresholds want different nodes: one recording has them all, and no more."""
-    rules = (
-        growth.Eagle2(12, 3, 3),
-        growth.Cape(4, (3, 2, 2, 1)),
-        growth.Pct(0.2, 3, 4, 0.05),
-        growth.LayerGain(0.2, 0.05, 3, 4),
-    )
-    draft, prompt = CausalLMDraft(llama(seed=1)), [5, 9, 2, 30]
-    text = decode(
-        Target(model), TreeDrafter(draft, growth.chain(2)), verifiers.greedy, prompt, max_new_tokens=24, eos=()
-    )
-    recording = replay.record(Target(model), draft, replay.Together(rules, k=4), prompt, text.tokens)
+    """Beams, chains with neighbours and thresholds want different nodes: one recording serves them all."""
+    rules = (growth.Eagle2(12, 4, 3), growth.Cape(4), growth.Pct(0.02, 3, 4, 0.01), growth.LayerGain(0.05, 0.01, 3, 4))
+    draft, prompt, longest = CausalLMDraft(near_copy(model)), [5, 9, 2, 30], 0
+    text = bench.generate(model, max_new_tokens=40, eos_token_id=10_000)(prompt)
+    recording = replay.record(Target(model), draft, replay.Together(rules, k=8), prompt, text)
     for rule in rules:
-        real = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=24, eos=())
+        real = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=40, eos=())
         steps = [(len(step.draft.tree), len(step.verdict.path)) for step in real.steps]
         assert steps == [(turn.nodes, turn.accepted) for turn in replay.replay(recording, rule)], rule
+        longest = max(longest, *(accepted for _, accepted in steps))
+    assert longest >= 2
     with pytest.raises(ValueError, match="record with a wider"):
         replay.replay(recording, growth.kary(3, 4))

@@ -32,6 +32,15 @@ def llama(seed: int = 0, **changes) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**COMMON, "num_key_value_heads": 2, **changes})).eval()
 
 
+def near_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The target, a little disturbed: a draft that is right often enough."""
+    copy, generator = llama(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return copy
+
+
 def qwen2(seed: int = 0) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(Qwen2Config(**COMMON, num_key_value_heads=2)).eval()
