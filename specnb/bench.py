@@ -142,7 +142,7 @@ def drafted(
     names: of METHODS ("assistant" needs the vdm), or one of RULES with settings of its own: "dynatree 4,2,0.1,128".
     whole: write max_new_tokens, whatever ends the text before. Raises ValueError on a name that is not known.
     """
-    known = {**METHODS, **{name: (_rule(name), None) for name in names if name.split()[0] in RULES and " " in name}}
+    known = {**METHODS, **{name: (rule(name), None) for name in names if name.partition(" ")[0] in RULES}}
     if unknown := [name for name in names if name not in known]:
         settings = ", ".join(f"'{name} …'" for name in RULES)
         raise ValueError(f"unknown method {unknown[0]!r}: known are {', '.join(METHODS)}, and with settings {settings}")
@@ -168,11 +168,15 @@ def _assistant(model: PreTrainedModel) -> dict:
 RULES = {"dynatree": growth.DynaTree, "eagle2": growth.Eagle2, "pct": growth.Pct, "layer": growth.LayerGain}
 
 
-def _rule(name: str) -> growth.Growth:
-    """A growth rule from its name and its first settings, as numbers with commas between."""
+def rule(name: str) -> growth.Growth:
+    """A growth rule by its name among METHODS, or of RULES with its first settings, if any: "pct 0.07,5,10"."""
     kind, _, numbers = name.partition(" ")
+    if not numbers and isinstance(METHODS.get(name), tuple) and METHODS[name][0] is not None:
+        return METHODS[name][0]
+    if kind not in RULES:
+        raise ValueError(f"unknown growth rule {name!r}: those with settings are {', '.join(RULES)}")
     try:
-        return RULES[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",")))
+        return RULES[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
     except (ValueError, TypeError) as error:
         settings = ", ".join(field.name for field in fields(RULES[kind]))
         raise ValueError(

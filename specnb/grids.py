@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import assets, growth, heads, measures, prompts, records, replay, sweep
+from specnb import assets, bench, growth, heads, measures, prompts, records, replay, sweep
 from specnb.target import Target
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
@@ -79,12 +79,15 @@ def settings(count: int, seed: int = 0) -> list[dict]:
 
 
 def run_texts(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
-    """Every setting on every prompt against plain text; and, for each prompt, a setting without position ids."""
-    chosen = settings(options.settings)
+    """Growth rules (random DynaTree settings) on every prompt against plain text; the first also without positions."""
+    random = (",".join(map(str, setting.values())) for setting in settings(options.settings))
+    chosen = options.rules or [f"dynatree {setting}" for setting in random]
+    for name in chosen:
+        bench.rule(name)  # ValueError on names without sense
     wanted = [
-        {"draft_name": options.draft, **setting, "prompt": prompt, "length": options.tokens, "positions": told}
+        {"draft_name": options.draft, "rule": rule, "prompt": prompt, "length": options.tokens, "positions": told}
         for prompt in options.prompts
-        for setting, told in [*((s, True) for s in chosen), (chosen[0], False)]
+        for rule, told in [*((rule, True) for rule in chosen), (chosen[0], False)]
     ]
     record(options, dtype="float32")
     again = {"executor": executor, "retry": options.retry}
@@ -179,6 +182,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of a checked or recorded text")
     parser.add_argument("--cost", type=float, help="of a draft call, as a share of a target call")
     parser.add_argument("--node", type=float, help="of one node more in a tree, as a share of a target call")
+    parser.add_argument("--rules", nargs="+", help='growth rules whose texts are checked: cape, "pct 0.07,5,10", …')
     parser.add_argument("--settings", type=int, default=20, help="random settings to check")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="processes")

@@ -76,17 +76,18 @@ def dynatree(
     return {f"{name} {n}": value for n in LENGTHS for name, value in after(list(out.steps), n).items()}
 
 
-def same_text(
-    draft_name: str, depth: int, branch: int, threshold: float, budget: int, prompt: str, length: int, positions: bool
-) -> dict[str, object]:
-    """DynaTree's greedy float32 text beside plain decoding's, by the near-tie rule; positions: told to the target."""
+def same_text(draft_name: str, rule: str, prompt: str, length: int, positions: bool) -> dict[str, object]:
+    """The greedy float32 text of a growth rule (``bench.rule``) beside plain decoding's, by the near-tie rule.
+
+    positions: whether the target is told position ids.
+    """
     with ALONE:
         model = pair("float32").target
-        drafter = TreeDrafter(draft(draft_name, "float32"), growth.DynaTree(depth, branch, threshold, budget))
+        drafter = TreeDrafter(draft(draft_name, "float32"), bench.rule(rule))
         target, options = (Target if positions else Unpositioned)(model), {"max_new_tokens": length, "eos": ()}
         methods = {
             "generate": lambda _: list(plain_text(prompt, length)),
-            "dynatree": lambda ids: list(decode(target, drafter, verifiers.greedy, ids, **options).tokens),
+            rule: lambda ids: list(decode(target, drafter, verifiers.greedy, ids, **options).tokens),
         }
         row = bench.same_text(model, methods, [encoded(prompt, "float32")]).iloc[0]
     return {name: row[name].item() if hasattr(row[name], "item") else row[name] for name in TEXT_RESULTS}

@@ -29,9 +29,9 @@ class Window:
 class Evictor:
     """Keeps a TreeCache within its window. ``evicted`` counts the tokens dropped: positions go on counting them.
 
-    Rotary keys are turned from the originals each time, so rounding does not add up. For models whose
-    rotary embedding turns halves (Llama, Qwen2, GPT-NeoX, …; not those that interleave, as Cohere's); ValueError
-    for models without one when sinks shift.
+    Rotary keys are turned from the originals each time, so rounding does not add up. For models whose rotary
+    embedding turns halves (Llama, Qwen2, GPT-NeoX, …); when sinks shift, ValueError for models without one and for
+    those whose embedding lays out its angles in pairs (Cohere).
     """
 
     def __init__(self, window: Window, model: PreTrainedModel):
@@ -40,6 +40,8 @@ class Evictor:
         self.sinks: list[Tensor] = []  # each layer's original sink keys
         if window.shift and self.rotary is None:
             raise ValueError(f"{type(model).__name__} has no rotary embedding to shift sinks by: use shift=False")
+        if window.shift and not _turns_halves(self.rotary):
+            raise ValueError(f"{type(model).__name__}'s rotary embedding interleaves its angles: use shift=False")
 
     def __call__(self, cache: TreeCache) -> None:
         """Evict what the window does not hold; the cache must not have a tree pending."""
@@ -55,6 +57,11 @@ class Evictor:
         if self.window.shift:
             for layer, keys in zip(cache.layers, self.sinks, strict=True):
                 layer.keys[..., :start, :] = turned(keys, self.rotary, self.evicted)
+
+
+def _turns_halves(rotary: torch.nn.Module) -> bool:
+    cos, _ = rotary(torch.zeros(1), torch.tensor([[7]]))
+    return torch.equal(*cos.chunk(2, -1))
 
 
 def turned(keys: Tensor, rotary: torch.nn.Module, by: int) -> Tensor:

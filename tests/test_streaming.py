@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tiny import FAMILIES, VOCABULARY, llama
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import CohereConfig, CohereForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from specnb import decode, growth, masks, verifiers
 from specnb.draft_models import CausalLMDraft
@@ -69,3 +69,7 @@ def test_bad_windows_are_refused():
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))
     with pytest.raises(ValueError, match="GPT2LMHeadModel has no rotary embedding"):
         Target(gpt2, window=Window()).prefill([1, 2])
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    cohere = CohereForCausalLM(CohereConfig(vocab_size=20, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes))
+    with pytest.raises(ValueError, match="CohereForCausalLM's rotary embedding interleaves"):
+        Target(cohere, window=Window()).prefill([1, 2])
