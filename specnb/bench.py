@@ -223,6 +223,7 @@ def main() -> None:
     parser.add_argument("--texts", action="store_true", help="compare greedy texts instead of speed")
     parser.add_argument("--heads", nargs="+", metavar="NAME", help="time trained heads' draft forwards instead")
     parser.add_argument("--curves", metavar="NAME", help="time a head's and the target's forward by number of nodes")
+    parser.add_argument("--prefix", type=int, default=300, help="tokens behind which --curves are measured")
     parser.add_argument("--verify", nargs="+", metavar="NAME", help="time verification of trained heads' trees instead")
     parser.add_argument(
         "--sampled", nargs="+", metavar="NAME", help="time decoding at temperature 1 by every rule instead"
@@ -244,8 +245,8 @@ def main() -> None:
         facts |= {"frontier": 8, "prefix": 200}
         shown = frame
     elif options.curves:
-        shown = frame = costs.cost_curves(pair, options.curves, sizes=SIZES)
-        facts |= {"prefix": 300}
+        shown = frame = costs.cost_curves(pair, options.curves, sizes=SIZES, prefix=options.prefix)
+        facts |= {"prefix": options.prefix}
     elif options.verify:
         frame = costs.verification_costs(pair, options.verify, ids, **length)
         facts |= {"tree": "binary, 31 nodes", "new_tokens": options.tokens}

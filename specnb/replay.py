@@ -206,6 +206,19 @@ class Costs:
     draft: Mapping[int, float]
     other: float = 0.0
 
+    @classmethod
+    def fitted(
+        cls, runs: Sequence[Sequence[Turn]], target: Sequence[float], draft: Sequence[float], other: Sequence[float]
+    ) -> "Costs":
+        """Straight lines through real runs' seconds by phase: so much a forward, and so much for each of its nodes."""
+        steps = [(len(run), sum(turn.nodes for turn in run)) for run in runs]
+        fed = [[size for turn in run for size in turn.forwards] for run in runs]
+        return cls(
+            _line(steps, target),
+            _line([(len(sizes), sum(sizes)) for sizes in fed], draft),
+            sum(other) / sum(s for s, _ in steps),
+        )
+
     def seconds(self, turns: Sequence[Turn]) -> float:
         """Time of a replayed run."""
         drafted = [size for turn in turns for size in turn.forwards]
@@ -214,6 +227,11 @@ class Costs:
             + float(_on(self.draft, drafted).sum())
             + self.other * len(turns)
         )
+
+
+def _line(counts: Sequence[tuple[int, int]], seconds: Sequence[float]) -> dict[int, float]:
+    (each, node), *_ = np.linalg.lstsq(np.array(counts, float), np.array(seconds, float), rcond=None)
+    return {0: float(each), 100: float(each + 100 * node)}
 
 
 def _on(curve: Mapping[int, float], sizes: Sequence[int]) -> np.ndarray:

@@ -138,3 +138,20 @@ def test_one_recording_for_several_rules(model):
     assert longest >= 2
     with pytest.raises(ValueError, match="record with a wider"):
         replay.replay(recording, growth.kary(3, 4))
+
+
+def test_costs_fitted_to_runs():
+    """Runs whose seconds follow straight lines give back those lines, and so the seconds of another run."""
+    rng = np.random.default_rng(0)
+
+    def run(steps):
+        sizes = [tuple(int(n) for n in rng.integers(1, 9, 3)) for _ in range(steps)]
+        return [replay.Turn(i, 1 + sum(size), size, 0) for i, size in enumerate(sizes)]
+
+    runs = [run(steps) for steps in (5, 9, 20, 14)]
+    nodes = [sum(turn.nodes for turn in turns) for turns in runs]
+    fed = [sum(sum(turn.forwards) for turn in turns) for turns in runs]
+    target = [0.08 * len(turns) + 0.002 * n for turns, n in zip(runs, nodes, strict=True)]
+    draft = [0.01 * 3 * len(turns) + 0.001 * n for turns, n in zip(runs, fed, strict=True)]
+    costs = replay.Costs.fitted(runs[:3], target[:3], draft[:3], [0.005 * len(turns) for turns in runs[:3]])
+    assert costs.seconds(runs[3]) == pytest.approx(target[3] + draft[3] + 0.005 * 14)
