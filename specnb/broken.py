@@ -4,7 +4,7 @@ Nothing here is lossless, and that is the point: ``gallery`` gives each its tota
 two straightforward implementations, which are exact as long as that line is whole (tested).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -187,7 +187,18 @@ def _unnormalised(p: Tensor, q: Tensor) -> Tensor:
 
 
 class Unpositioned(Target):
-    """A target that is told no position ids: tree nodes count on as if they stood in a row (DynaTree's first code)."""
+    """A target that is told no position ids: tree nodes count on as if they stood in a row (DynaTree's first code).
+
+    As there (Algorithm 1, line 6), accepted tokens are scored once more for the cache, in a row and so rightly: only
+    a tree's own scores are bent.
+    """
+
+    def commit(self, path: Sequence[int]) -> None:
+        tokens = self.tree.tokens[list(path)]
+        super().commit(())
+        if path:
+            self.forward(TokenTree(tokens, torch.arange(len(path)) - 1))
+            super().commit(tuple(range(1, len(path))))
 
     def _run(self, ids: Tensor, position_ids: Tensor, mask: Tensor | None, **kwargs) -> Scores:
         return super()._run(ids, position_ids[:, :1] + torch.arange(ids.shape[1]), mask, **kwargs)
