@@ -66,12 +66,12 @@ class Vdm(nn.Module):
 
     def __init__(self, spec: Spec):
         super().__init__()
-        self.model = LlamaModel(self.config(spec, vocabulary=1))
+        self.model = LlamaModel(self.config(spec, vocabulary=1, bos_token_id=None, eos_token_id=None))
         self.model.embed_tokens = None  # embedded tokens come from the target
         self.model.norm = nn.Identity()
 
     @staticmethod
-    def config(spec: Spec, vocabulary: int) -> LlamaConfig:
+    def config(spec: Spec, vocabulary: int, **options) -> LlamaConfig:
         return LlamaConfig(
             vocab_size=vocabulary,
             hidden_size=spec.width,
@@ -84,6 +84,7 @@ class Vdm(nn.Module):
             rope_parameters={"rope_type": "default", "rope_theta": spec.theta},
             max_position_embeddings=8192,
             tie_word_embeddings=False,
+            **options,
         )
 
 
