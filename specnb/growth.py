@@ -56,13 +56,11 @@ class Static:
         return widths
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        deepest = max(tree.depth_list)
         ranks: list[tuple[int, ...]] = [()]
         for node in range(1, len(tree)):
             parent = tree.parent_list[node]
             ranks.append((*ranks[parent], tree.children[parent].index(node)))
-        level = (i for i, depth in enumerate(tree.depth_list) if depth == deepest)
-        return [(i, self.widths[ranks[i]]) for i in level if ranks[i] in self.widths]
+        return [(i, self.widths[ranks[i]]) for i in _last_level(tree) if ranks[i] in self.widths]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> None:
         return None
@@ -99,9 +97,7 @@ class DynaTree:
     prunes = False
 
     def __post_init__(self):
-        for name in ("depth", "branch", "budget", "first"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"DynaTree's {name} must be at least 1, got {getattr(self, name)}")
+        _at_least_one(self, "depth", "branch", "budget", "first")
         if not 0 < self.threshold < 1:
             raise ValueError(f"DynaTree's threshold must lie in (0, 1), got {self.threshold}")
 
@@ -169,13 +165,11 @@ class Eagle2:
     prunes = True
 
     def __post_init__(self):
-        for name in ("total", "depth", "k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Eagle2's {name} must be at least 1, got {getattr(self, name)}")
+        _at_least_one(self, "total", "depth", "k")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         deepest = tree.depth_list[-1]
-        level = [node for node in range(len(tree)) if tree.depth_list[node] == deepest]
+        level = _last_level(tree)
         return [(node, self.k) for node in best(level, scores, self.k)] if deepest < self.depth else []
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
@@ -204,17 +198,15 @@ class Pct:
     def __post_init__(self):
         if self.budget < self.k:
             raise ValueError(f"Pct's budget must be at least k = {self.k}, got {self.budget}")
-        if not 0 <= self.cost <= 1 or not 0 <= self.leaf <= max(self.cost, 0.0):
+        if not 0 <= self.cost <= 1 or not 0 <= self.leaf <= self.cost:
             raise ValueError(f"Pct needs 0 ≤ leaf ≤ cost ≤ 1 (s_d / s_t), got leaf {self.leaf} and cost {self.cost}")
-        for name in ("k", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Pct's {name} must be at least 1, got {getattr(self, name)}")
+        _at_least_one(self, "k", "depth")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         deepest, room = tree.depth_list[-1], self.budget - (len(tree) - 1)
         if deepest >= self.depth:
             return []
-        level = [node for node in range(len(tree)) if tree.depth_list[node] == deepest]
+        level = _last_level(tree)
         worth = [node for node in level if node == 0 or self._worth(tree, scores, node) >= self.cost]
         return [(node, self.k) for node in best(worth, scores, room // self.k)]
 
@@ -243,13 +235,11 @@ class LayerGain:
     def __post_init__(self):
         if not 0 <= self.call <= 1 or not 0 < self.node <= 1:
             raise ValueError(f"LayerGain needs 0 ≤ call ≤ 1 and 0 < node ≤ 1, got {self.call} and {self.node}")
-        for name in ("k", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"LayerGain's {name} must be at least 1, got {getattr(self, name)}")
+        _at_least_one(self, "k", "depth")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         deepest = tree.depth_list[-1]
-        level = [node for node in range(len(tree)) if tree.depth_list[node] == deepest]
+        level = _last_level(tree)
         worth = [node for node in level if scores[node] >= self.node]
         if deepest >= self.depth or (deepest and self._gain(tree, scores, level, worth) < self.call):
             return []
@@ -266,6 +256,17 @@ class LayerGain:
 def best(nodes: Sequence[int], scores: Tensor, count: int) -> list[int]:
     """The count nodes of highest score, elder ones first among equals, in index order."""
     return sorted(sorted(nodes, key=lambda node: (-float(scores[node]), node))[:count])
+
+
+def _last_level(tree: TokenTree) -> list[int]:
+    deepest = max(tree.depth_list)
+    return [node for node, depth in enumerate(tree.depth_list) if depth == deepest]
+
+
+def _at_least_one(rule: Growth, *names: str) -> None:
+    for name in names:
+        if getattr(rule, name) < 1:
+            raise ValueError(f"{type(rule).__name__}'s {name} must be at least 1, got {getattr(rule, name)}")
 
 
 def _paths(text: str) -> tuple[tuple[int, ...], ...]:
