@@ -20,6 +20,7 @@ from specnb.training.branches import Branches, choose_roots, score
 from specnb.training.features import Features
 
 DEPTH = 5
+ANSWERED = ("own", "humaneval", "gsm100")
 
 
 @torch.no_grad()
@@ -48,8 +49,11 @@ def answer_greedily(
 
 
 def held_out_prompts() -> pd.DataFrame:
-    """All prompts drafts are measured on, in a fixed order: columns set, task, id, text."""
-    return pd.concat([prompts.load(name).assign(set=name) for name in prompts.SETS], ignore_index=True)
+    """The prompts whose greedy answers drafts are measured on, in a fixed order: columns set, task, id, text.
+
+    The committed answers (`runs.held_out`) stand in this order, so a prompt set added later does not join them.
+    """
+    return pd.concat([prompts.load(name).assign(set=name) for name in ANSWERED], ignore_index=True)
 
 
 @torch.no_grad()
