@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV   ?= .venv
 LAB    ?=                 # options for jupyter lab, e.g. LAB="--no-browser --port 9999"
+JOBS   ?= 2                # test processes, of one thread and about 2 GB each
 BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
+PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: lab test train-smoke figures fetch lint clean
 .DEFAULT_GOAL := lab
@@ -25,8 +27,8 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 
 test: lint fetch                # ruff, pytest, and every notebook's saved output against a fresh run
-	$(BIN)/python -m pytest tests
-	$(BIN)/python -m pytest --nbval --nbval-current-env $(NB)
+	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
+	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(NB)
 
 train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a tiny corpus (part of make test)
 	$(BIN)/python -m pytest tests/test_training.py

@@ -10,8 +10,8 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
+from inspect import signature
 
 import pandas as pd
 import torch
@@ -113,8 +113,8 @@ def _gap(model: PreTrainedModel, tokens: list[int]) -> float:
     return float(top[0] - top[1])
 
 
-def choose(name: str, count: int) -> pd.DataFrame:
-    """The first prompts of a set: count of each task (of each domain, for the own set)."""
+def choose(name: str, count: int | None = None) -> pd.DataFrame:
+    """The first prompts of a set: count of each task (of each domain, for the own set); all without a count."""
     return prompt_sets.load(name).groupby("task", sort=False).head(count)
 
 
@@ -165,7 +165,13 @@ def _assistant(model: PreTrainedModel) -> dict:
     return {"assistant_model": heads.as_causal_lm(*heads.load(heads.FOLDER / "vdm", model))}
 
 
-RULES = {"dynatree": growth.DynaTree, "eagle2": growth.Eagle2, "pct": growth.Pct, "layer": growth.LayerGain}
+RULES = {
+    "chain": growth.chain,
+    "dynatree": growth.DynaTree,
+    "eagle2": growth.Eagle2,
+    "pct": growth.Pct,
+    "layer": growth.LayerGain,
+}
 
 
 def rule(name: str) -> growth.Growth:
@@ -178,7 +184,7 @@ def rule(name: str) -> growth.Growth:
     try:
         return RULES[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
     except (ValueError, TypeError) as error:
-        settings = ", ".join(field.name for field in fields(RULES[kind]))
+        settings = ", ".join(signature(RULES[kind]).parameters)
         raise ValueError(
             f"{name!r}: {kind} takes numbers with commas between, in the order of {settings}: {error}"
         ) from error

@@ -3,6 +3,7 @@
 python -m specnb.grids dynatree --draft vdm --out data/results/dynatree_grid        # the grid, timed
 python -m specnb.grids texts --draft vdm --workers 2 --out data/results/dynatree_texts      # same text, float32?
 python -m specnb.grids replay --draft vdm --out data/results/dynatree_replay                # replay = real run?
+python -m specnb.grids decoded --runs 'vdm:chain 5' 'edd:pct 0.06' --prompts own:4 --out data/results/edd_runs
 python -m specnb.grids trees --draft edd --prompts own --cost 0.07 --node 0.02 --out data/results/trees_edd
 
 ``--workers N`` runs the cells on N processes, ``--scheduler ADDRESS`` on a Dask cluster; where time is measured, a
@@ -15,7 +16,7 @@ import multiprocessing
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import assets, bench, growth, heads, measures, prompts, records, replay, sweep
+from specnb import assets, bench, growth, heads, measures, records, replay, sweep
 from specnb.target import Target
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
@@ -115,6 +116,22 @@ def run_replay(options: argparse.Namespace, executor: Executor | None) -> pd.Dat
     return sweep.run(measures.replayed, wanted, f"{options.out}.csv", results=measures.REPLAY_RESULTS, **again)
 
 
+def run_decoded(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
+    """Real timed runs of heads and rules, and of plain generate, in turns on every prompt."""
+    chosen = [words.split(":") for words in options.runs]
+    for _, rule in chosen:
+        bench.rule(rule)  # ValueError on names without sense
+    wanted = [
+        {"draft_name": name, "rule": rule, "prompt": prompt, "temperature": heat, "length": options.tokens}
+        for heat in options.temperatures
+        for prompt in options.prompts
+        for name, rule in [("", "plain"), *chosen]
+    ]
+    record(options, sorted({name for name, _ in chosen}), dtype="bfloat16")
+    again = {"executor": executor, "retry": options.retry}
+    return sweep.run(measures.decoded, wanted, f"{options.out}.csv", results=measures.DECODED, **again)
+
+
 def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
     """EDD's growth rules, and what becomes of the likeliest chains, on every prompt."""
     if options.cost is None or options.node is None:
@@ -127,14 +144,20 @@ def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.Data
     return sweep.run(measures.trees, wanted, f"{options.out}.csv", results=measures.TREES_RESULTS, **again)
 
 
-def record(options: argparse.Namespace, **facts) -> None:
-    """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and the head by its hash."""
+def record(options: argparse.Namespace, drafts: Sequence[str] = (), **facts) -> None:
+    """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and each head by its hash."""
     command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
-    head = assets.sha256(heads.FOLDER / f"{options.draft}.safetensors")
-    records.add_run(f"{options.out}.json", command, draft=options.draft, head_sha256=head, **facts)
+    hashes = {name: assets.sha256(heads.FOLDER / f"{name}.safetensors") for name in drafts or [options.draft]}
+    records.add_run(f"{options.out}.json", command, head_sha256=hashes, **facts)
 
 
-WORK = {"dynatree": run_dynatree, "texts": run_texts, "replay": run_replay, "trees": run_trees}
+WORK = {
+    "dynatree": run_dynatree,
+    "texts": run_texts,
+    "replay": run_replay,
+    "decoded": run_decoded,
+    "trees": run_trees,
+}
 
 
 def tidy(table: pd.DataFrame, plain: pd.DataFrame) -> pd.DataFrame:
@@ -173,16 +196,26 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
         yield None
 
 
+def chosen(name: str) -> list[str]:
+    """Ids of prompts: all own ones for "own", the first four of each domain for "own:4", or the id itself."""
+    kind, _, count = name.partition(":")
+    return [name] if kind != "own" else bench.choose("own", int(count) if count else None)["id"].tolist()
+
+
 def main() -> None:
     """Run a grid or a check; goes on where a killed run stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=WORK)
     parser.add_argument("--draft", default="vdm", help="a trained head")
-    parser.add_argument("--prompts", nargs="+", default=["paper"], help='"paper", ids of own prompts, or "own": all')
+    parser.add_argument(
+        "--prompts", nargs="+", default=["paper"], help='"paper", ids of own prompts, "own", "own:4" a domain'
+    )
     parser.add_argument("--tokens", type=int, default=48, help="of a checked or recorded text")
     parser.add_argument("--cost", type=float, help="of a draft call, as a share of a target call")
     parser.add_argument("--node", type=float, help="of one node more in a tree, as a share of a target call")
     parser.add_argument("--rules", nargs="+", help='growth rules whose texts are checked: cape, "pct 0.07,5,10", …')
+    parser.add_argument("--runs", nargs="+", default=[], metavar="HEAD:RULE", help='what decoded times: "edd:chain 5"')
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
     parser.add_argument("--settings", type=int, default=20, help="random settings to check")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="processes")
@@ -190,8 +223,7 @@ def main() -> None:
     parser.add_argument("--scheduler", help="address of a Dask scheduler")
     parser.add_argument("--out", required=True, help="writes OUT.csv, OUT_plain.csv and OUT.json")
     options = parser.parse_args()
-    if options.prompts == ["own"]:
-        options.prompts = prompts.own()["id"].tolist()
+    options.prompts = [one for name in options.prompts for one in chosen(name)]
     with executors(options) as executor:
         table = WORK[options.work](options, executor)
     if failed := int((table["status"] == "failed").sum()):

@@ -9,6 +9,7 @@ from functools import cache, partial
 from itertools import accumulate
 
 import pandas as pd
+import torch
 
 from specnb import assets, bench, costs, growth, head_drafts, models, prompts, replay, verifiers
 from specnb.broken import Unpositioned
@@ -124,6 +125,38 @@ def plain(length: int, prompt: str, repetition: int) -> dict[str, float]:
         )
         tokens, seconds = costs.timed(partial(method, encoded(prompt, "bfloat16")))
     return {"seconds": seconds, "tokens": len(tokens)}
+
+
+def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length: int) -> dict[str, float]:
+    """One real run with a growth rule (``bench.rule``) of an own prompt, or of generate for the rule "plain".
+
+    Greedy at temperature 0, else sampled by one-hot verification: these trees drop nodes by value. depth and nodes:
+    drafted trees', summed over steps. drafting, target: seconds of those phases; seconds: all, prefill included.
+    """
+    with ALONE:
+        model, ids, end = pair("bfloat16"), encoded(prompt, "bfloat16"), len(pair("bfloat16").tokenizer)
+        if rule == "plain":
+            warm = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+            method = bench.generate(model.target, max_new_tokens=length, eos_token_id=end, **warm)
+            torch.manual_seed(0)
+            tokens, seconds = costs.timed(partial(method, ids))
+            return {"seconds": seconds, "tokens": len(tokens), "steps": len(tokens)} | dict.fromkeys(DECODED[3:], 0)
+        drafter = TreeDrafter(draft(draft_name, "bfloat16"), bench.rule(rule))
+        verifier = verifiers.one_hot if temperature else verifiers.greedy
+        options = {"max_new_tokens": length, "temperature": temperature, "eos": ()}
+        out, seconds = costs.timed(partial(decode, Target(model.target), drafter, verifier, ids, **options))
+    return {
+        "seconds": seconds,
+        "tokens": len(out.tokens),
+        "steps": len(out.steps),
+        "nodes": sum(len(step.draft.tree) - 1 for step in out.steps),
+        "depth": sum(max(step.draft.tree.depth_list) for step in out.steps),
+        "drafting": sum(step.seconds["draft"] for step in out.steps),
+        "target": sum(step.seconds["target"] for step in out.steps),
+    }
+
+
+DECODED = ("seconds", "tokens", "steps", "nodes", "depth", "drafting", "target")
 
 
 def study_rules(cost: float, node: float) -> dict[str, Growth]:

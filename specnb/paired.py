@@ -104,10 +104,10 @@ def gains(table: pd.DataFrame, cells: Sequence[str], *, resamples: int = 2000, s
     return pd.DataFrame(rows)
 
 
-def measure(draft: str, shape: str, temperature: float, task: str, prompt: str, tokens: int) -> dict:
+def measure(draft: str, shape: str, temperature: float, prompt: str, seed: int, task: str, tokens: int) -> dict:
     """One cell of the sweep: ``compare`` on one of the own prompts (task: its domain), as means over its steps."""
     drafter = TreeDrafter(measures.draft(draft, "bfloat16"), SHAPES[shape], Drawn.SWOR)
-    options = {"max_new_tokens": tokens, "temperature": temperature}
+    options = {"max_new_tokens": tokens, "temperature": temperature, "seed": seed}
     return summary(
         compare(Target(measures.pair("bfloat16").target), drafter, measures.encoded(prompt, "bfloat16"), **options)
     )
@@ -136,13 +136,17 @@ def main() -> None:
     parser.add_argument("--drafts", nargs="+", default=["vdm", "eagle"], help="trained heads")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--prompts", type=int, default=3, help="of each domain")
+    parser.add_argument("--domains", nargs="+", default=prompts.DOMAINS, choices=prompts.DOMAINS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="texts sampled from each prompt")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per prompt")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
     options = parser.parse_args()
     chosen = prompts.own().groupby("task", sort=False).head(options.prompts)
-    grid = sweep.grid(draft=options.drafts, shape=options.shapes, temperature=options.temperatures, prompt=chosen["id"])
+    chosen = chosen[chosen["task"].isin(options.domains)]
+    axes = {"draft": options.drafts, "shape": options.shapes, "temperature": options.temperatures}
+    grid = sweep.grid(**axes, prompt=chosen["id"], seed=options.seeds)
     task = dict(zip(chosen["id"], chosen["task"], strict=True))
     cells = [{**cell, "task": task[cell["prompt"]], "tokens": options.tokens} for cell in grid]
     sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS, retry=options.retry)

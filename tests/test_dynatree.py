@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from tiny import llama
 
-from specnb import bench, grids, growth, measures, sweep, verifiers
+from specnb import bench, grids, growth, measures, prompts, sweep, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -49,8 +49,8 @@ def command(smollm2, monkeypatch, tmp_path):
 @pytest.mark.model
 def test_same_text_on_the_model(command):
     """float32, near-tie rule; 60 prompts under 20 settings: ``specnb.grids texts --prompts own``."""
-    prompts = ["conversation-01", "translation-04", "mathematics-02"]
-    table = command("texts", "--settings", "2", "--tokens", "24", "--prompts", *prompts)
+    names = ["conversation-01", "translation-04", "mathematics-02"]
+    table = command("texts", "--settings", "2", "--tokens", "24", "--prompts", *names)
     assert len(table) == 9
     assert table.loc[table["positions"], "same"].all(), table
     assert not table.loc[~table["positions"], "same"].all()
@@ -82,6 +82,28 @@ def test_trees_along_one_recording(command):
     assert ((chains["path"] <= chains["confidence"] + 1e-9) & (chains["hit"] <= chains["alive"])).all()
     with pytest.raises(ValueError, match="trees needs --cost and --node"):
         command("trees", "--prompts", "rag-02")
+
+
+@pytest.mark.model
+def test_decoded_runs(command):
+    """Greedy runs write plain's number of tokens in fewer steps, sampled ones too, as deep as the rule may."""
+    runs = ["vdm:chain 3", "vdm:pct 0.1,3,4,0.02"]
+    table = command("decoded", "--runs", *runs, "--prompts", "rag-02", "--tokens", "12", "--temperatures", "0", "1")
+    assert table["rule"].tolist() == ["plain", "chain 3", "pct 0.1,3,4,0.02"] * 2
+    assert (table["tokens"] == 12).all()
+    ours = table[table["rule"] != "plain"]
+    assert ((ours["steps"] < 12) & (ours["drafting"] + ours["target"] < ours["seconds"])).all()
+    assert (ours["depth"] <= ours["steps"] * ours["rule"].map({"chain 3": 3, "pct 0.1,3,4,0.02": 4})).all()
+    chains = ours[ours["rule"] == "chain 3"]
+    assert (chains["nodes"] == chains["depth"]).all()
+    with pytest.raises(ValueError, match="unknown growth rule 'magic'"):
+        command("decoded", "--runs", "vdm:magic", "--prompts", "rag-02")
+
+
+def test_prompts_by_domain():
+    assert grids.chosen("paper") == ["paper"]
+    assert grids.chosen("own:1") == [f"{domain}-01" for domain in prompts.DOMAINS]
+    assert len(grids.chosen("own")) == 60
 
 
 def test_a_grid_as_cells():
