@@ -128,6 +128,23 @@ def visible_slots(tree: TokenTree, frontier: Sequence[int], slots: dict[int, int
     return visible
 
 
+class Tempered:
+    """A draft model whose logits are divided by a temperature, to calibrate it (Guo et al. 2017); ranks stay.
+
+    Raises ValueError on a temperature that is not above 0.
+    """
+
+    def __init__(self, draft: DraftModel, temperature: float):
+        if not temperature > 0:
+            raise ValueError(f"a draft's temperature must be above 0, got {temperature}")
+        self.draft, self.temperature = draft, temperature
+        self.ids, self.hidden_layers, self.max_depth = draft.ids, draft.hidden_layers, draft.max_depth
+        self.begin, self.commit = draft.begin, draft.commit
+
+    def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
+        return self.draft.expand(tree, frontier) / self.temperature
+
+
 class TableDraft:
     """A toy draft model: ``law(prefix)`` → (V,) probabilities after a tuple of tokens. For exact enumeration."""
 

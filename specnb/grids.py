@@ -147,7 +147,10 @@ def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.Data
 def record(options: argparse.Namespace, drafts: Sequence[str] = (), **facts) -> None:
     """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and each head by its hash."""
     command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
-    hashes = {name: assets.sha256(heads.FOLDER / f"{name}.safetensors") for name in drafts or [options.draft]}
+    hashes = {
+        name: assets.sha256(heads.FOLDER / f"{name.partition('@')[0]}.safetensors")
+        for name in drafts or [options.draft]
+    }
     records.add_run(f"{options.out}.json", command, head_sha256=hashes, **facts)
 
 

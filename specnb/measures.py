@@ -14,7 +14,7 @@ import torch
 from specnb import assets, bench, costs, growth, head_drafts, models, prompts, replay, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import Step, decode
-from specnb.draft_models import DraftModel
+from specnb.draft_models import DraftModel, Tempered
 from specnb.drafters import TreeDrafter
 from specnb.growth import Growth
 from specnb.target import Target
@@ -37,8 +37,10 @@ def pair(dtype: str) -> models.Pair:
 
 @cache
 def draft(name: str, dtype: str) -> DraftModel:
-    """A trained head, once per process."""
-    return head_drafts.load(name, pair(dtype).target)
+    """A trained head, once per process; "edd@1.3" is edd with its logits divided by 1.3."""
+    head, _, temperature = name.partition("@")
+    loaded = head_drafts.load(head, pair(dtype).target)
+    return Tempered(loaded, float(temperature)) if temperature else loaded
 
 
 def encoded(prompt: str, dtype: str) -> list[int]:

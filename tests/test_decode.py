@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from specnb import bench, growth, metrics, verifiers
 from specnb.decode import PlainDrafter, decode, steps, stop_strings
-from specnb.draft_models import CausalLMDraft
+from specnb.draft_models import CausalLMDraft, Tempered
 from specnb.drafters import NgramDrafter, TreeDrafter
 from specnb.hf import speculative
 from specnb.target import Target
@@ -269,6 +269,24 @@ def test_custom_generate_refuses_what_it_cannot_do_exactly():
 
 
 FULL = os.environ.get("SPECNB_PROFILE") == "full"  # all 60 prompts; the recorded run is data/results/same_text_cpu
+
+
+def test_a_tempered_draft_ranks_alike_and_promises_less():
+    """Same tree of ranks and the same text; its path probabilities are those of the softmax at that temperature."""
+    drafts = (Tempered(CausalLMDraft(OTHER), 2.0), CausalLMDraft(OTHER))
+    runs = [
+        decode(Target(TARGET), TreeDrafter(draft, growth.kary(2, 2)), verifiers.greedy, [5, 9, 2], max_new_tokens=12)
+        for draft in drafts
+    ]
+    assert runs[0].tokens == runs[1].tokens
+    first, second = (run.steps[0].draft for run in runs)
+    assert first.tree.token_list == second.tree.token_list
+    logits = OTHER(torch.tensor([[5, 9, 2]])).logits[0, -1].detach()
+    assert first.scores[1] == pytest.approx(float(torch.softmax(logits / 2, -1).max()), rel=1e-5)
+    assert second.scores[1] == pytest.approx(float(torch.softmax(logits, -1).max()), rel=1e-5)
+    assert second.scores[1] > first.scores[1] + 0.01
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
+        Tempered(CausalLMDraft(OTHER), 0)
 
 
 @pytest.mark.model
