@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import assets, bench, growth, heads, measures, records, replay, sweep
+from specnb import assets, bench, growth, heads, measures, prompts, records, replay, sweep
 from specnb.target import Target
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
@@ -200,9 +200,9 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
 
 
 def chosen(name: str) -> list[str]:
-    """Ids of prompts: all own ones for "own", the first four of each domain for "own:4", or the id itself."""
+    """Ids of prompts: all of a set for "own", the first four of each domain for "own:4", or the id itself."""
     kind, _, count = name.partition(":")
-    return [name] if kind != "own" else bench.choose("own", int(count) if count else None)["id"].tolist()
+    return bench.choose(kind, int(count) if count else None)["id"].tolist() if kind in prompts.SETS else [name]
 
 
 def main() -> None:
@@ -210,9 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=WORK)
     parser.add_argument("--draft", default="vdm", help="a trained head")
-    parser.add_argument(
-        "--prompts", nargs="+", default=["paper"], help='"paper", ids of own prompts, "own", "own:4" a domain'
-    )
+    parser.add_argument("--prompts", nargs="+", default=["paper"], help='ids, or a set: "own", "own:4" of each domain')
     parser.add_argument("--tokens", type=int, default=48, help="of a checked or recorded text")
     parser.add_argument("--cost", type=float, help="of a draft call, as a share of a target call")
     parser.add_argument("--node", type=float, help="of one node more in a tree, as a share of a target call")

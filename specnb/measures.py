@@ -44,8 +44,12 @@ def draft(name: str, dtype: str) -> DraftModel:
 
 
 def encoded(prompt: str, dtype: str) -> list[int]:
-    """Token ids of the prompt "paper" or of an own one, by its id."""
-    return pair(dtype).encode(pd.concat([prompts.dynatree(), prompts.own()]).set_index("id").loc[prompt, "text"])
+    """Token ids of a prompt by its id in any of the prompt sets; ValueError if none has it."""
+    for name in prompts.SETS:
+        table = prompts.load(name).set_index("id")
+        if prompt in table.index:
+            return pair(dtype).encode(table.loc[prompt, "text"])
+    raise ValueError(f"no prompt set ({', '.join(prompts.SETS)}) has the prompt {prompt!r}")
 
 
 @cache

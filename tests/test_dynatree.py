@@ -104,6 +104,9 @@ def test_prompts_by_domain():
     assert grids.chosen("paper") == ["paper"]
     assert grids.chosen("own:1") == [f"{domain}-01" for domain in prompts.DOMAINS]
     assert len(grids.chosen("own")) == 60
+    assert grids.chosen("humaneval:2") == ["HumanEval/0", "HumanEval/1"]
+    with pytest.raises(ValueError, match="has the prompt 'magic'"):
+        measures.encoded("magic", "float32")
 
 
 def test_a_grid_as_cells():
