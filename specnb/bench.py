@@ -171,6 +171,9 @@ RULES = {
     "eagle2": growth.Eagle2,
     "pct": growth.Pct,
     "layer": growth.LayerGain,
+    "salf": growth.Salf,
+    "specexec": growth.SpecExec,
+    "opt": growth.OptTree,
 }
 
 

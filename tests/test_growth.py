@@ -259,3 +259,159 @@ def test_greedy_text_is_plain_text(rule):
 def test_bad_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- search for the likeliest nodes: SALF, SpecExec, OPT-Tree, Sequoia
+
+
+def likeliest(law, total: int, vocabulary: int = 6, depth: int = 30) -> dict[tuple, float]:
+    """The total most probable paths by trying all, the empty one included."""
+    level, found = {(): 1.0}, {(): 1.0}
+    for _ in range(depth):
+        level = {(*p, t): c * float(law(p)[t]) for p, c in level.items() for t in range(vocabulary)}
+        level = dict(sorted(level.items(), key=lambda item: -item[1])[:total])  # no child outlives its parent
+        found |= level
+    return dict(sorted(found.items(), key=lambda item: -item[1])[:total])
+
+
+def kept(draft) -> set[tuple]:
+    return {draft.tree.path_tokens(node) for node in range(len(draft.tree))}
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 999), total=st.integers(1, 25), beam=st.integers(1, 6))
+def test_salf_without_a_stop_is_the_optimal_tree(seed, total, beam):
+    draft, law = grow(growth.Salf(total, beam, 0.0), seed)
+    assert kept(draft) == set(likeliest(law, total))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), total=st.integers(2, 25))
+def test_specexec_without_decay_is_the_optimal_tree(seed, total):
+    draft, law = grow(growth.SpecExec(total - 1, 4, 6, 1.0), seed)
+    assert kept(draft) == set(likeliest(law, total))
+
+
+def test_specexec_prefers_short_paths():
+    shallow, deep = (grow(growth.SpecExec(20, 8, 6, decay))[0].tree.depth for decay in (0.5, 1.0))
+    assert shallow.sum() < deep.sum()
+
+
+class Watched:
+    """A growth rule and what it expanded: the summed probability of every beam."""
+
+    prunes = True
+
+    def __init__(self, rule):
+        self.rule, self.gains = rule, []
+
+    def select(self, tree, scores):
+        frontier = self.rule.select(tree, scores)
+        self.gains += [float(scores[[node for node, _ in frontier]].sum())] if frontier else []
+        return frontier
+
+    def finish(self, tree, scores):
+        return self.rule.finish(tree, scores)
+
+
+def test_what_a_forward_can_add_falls_with_every_forward():
+    """SALF's Theorem 1 on 1,000 random trees: S_i is strictly decreasing, so stopping at the first low one is right."""
+    forwards = 0
+    for seed in range(1000):
+        watched = Watched(growth.Salf(12, 4, 0.0))
+        grow(watched, seed)
+        assert all(a > b for a, b in zip(watched.gains, watched.gains[1:], strict=False)), seed
+        forwards += len(watched.gains)
+    assert forwards > 2500
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 999), low=st.floats(0, 0.95), high=st.floats(0, 0.95), fill=st.booleans())
+def test_salf_stops_earlier_at_a_higher_threshold(seed, low, high, fill):
+    """Trees are nested in the threshold, ancestor-closed, and hold the beams that were popped."""
+    low, high = sorted((low, high))
+    few, many = Watched(growth.Salf(20, 4, high, fill)), Watched(growth.Salf(20, 4, low, fill))
+    small, large = grow(few, seed)[0], grow(many, seed)[0]
+    assert few.gains == many.gains[: len(few.gains)]
+    assert all(gain >= high for gain in few.gains)
+    if fill:
+        assert min(20, 1 + 6 * len(few.gains)) <= len(small.tree) <= 20  # every forward scores six at least
+        assert small.scores.sum() <= large.scores.sum() + 1e-12
+    else:
+        assert kept(small) <= kept(large) or len(large.tree) == 20
+        assert len(small.tree) <= min(20, 1 + 4 * len(few.gains))
+    for draft in (small, large):
+        assert all(path[:-1] in kept(draft) for path in kept(draft) if path)
+
+
+def test_optimal_accepts_most_in_expectation():
+    """Under the draft's own law no tree of that many nodes, EAGLE-2's among them, is expected to accept more."""
+    beaten = 0
+    for seed in range(50):
+        optimal, beam = (grow(rule, seed)[0] for rule in (growth.Salf(16, 4, 0.0), growth.Eagle2(15, 5, 3)))
+        assert len(beam.tree) == len(optimal.tree) == 16
+        assert beam.scores.sum() <= optimal.scores.sum() + 1e-12
+        beaten += bool(beam.scores.sum() < optimal.scores.sum() - 1e-9)
+    assert beaten > 5
+
+
+def test_opt_tree_stops_when_a_level_gains_too_little():
+    for seed in range(20):
+        deep, shallow = (Watched(growth.OptTree(12, threshold, 6)) for threshold in (0.0, 0.4))
+        large, small = grow(deep, seed)[0], grow(shallow, seed)[0]
+        assert len(shallow.gains) <= len(deep.gains)
+        assert small.scores.sum() <= large.scores.sum() + 1e-12
+        best_sums = [sum(sorted(level_sums(seed, depth), reverse=True)[:12]) for depth in range(8)]
+        stop = next(d for d in range(1, 8) if best_sums[d] - best_sums[d - 1] <= 0.4 or d == 6)
+        assert len(shallow.gains) == stop
+
+
+def level_sums(seed: int, depth: int) -> list[float]:
+    """Path probabilities of every node that OPT-Tree has seen after so many levels, 12 expanded in each."""
+    law, level, seen = random_model(6, seed), {(): 1.0}, []
+    for _ in range(depth):
+        children = {(*p, t): c * float(law(p)[t]) for p, c in level.items() for t in range(6)}
+        level = dict(sorted(children.items(), key=lambda item: -item[1])[:12])
+        seen += children.values()
+    return seen
+
+
+def expected_tokens(shape, accepts) -> float:
+    """Of a static shape: the root, and every node with the product of its ranks' chances."""
+    return 1 + sum(float(torch.tensor([accepts[rank] for rank in path]).double().prod()) for path in shape.paths)
+
+
+@settings(max_examples=25, deadline=None)
+@given(chances=st.lists(st.floats(0.01, 1), min_size=1, max_size=3), size=st.integers(1, 5), depth=st.integers(1, 4))
+def test_sequoia_is_the_best_of_all_shapes(chances, size, depth):
+    """Against every shape of that size, enumerated."""
+    accepts = sorted((c / (sum(chances) + 0.2) for c in chances), reverse=True)
+    shapes = {frozenset()}
+    for _ in range(size):
+        shapes |= {
+            shape | {(*parent, rank)}
+            for shape in shapes
+            for parent in (*shape, ())
+            for rank in range(len(accepts))
+            if len(parent) < depth and (*parent, rank) not in shape and (not rank or (*parent, rank - 1) in shape)
+        }
+    found = growth.sequoia(accepts, size, depth)
+    assert len(found.paths) <= size
+    assert max(map(len, found.paths)) <= depth
+    best = max(expected_tokens(growth.Static(tuple(sorted(shape, key=len))), accepts) for shape in shapes)
+    assert expected_tokens(found, accepts) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: growth.Salf(threshold=1.0), r"threshold must lie in \[0, 1\), got 1.0"),
+        (lambda: growth.Salf(total=0), "total must be at least 1, got 0"),
+        (lambda: growth.SpecExec(decay=0.0), r"decay must lie in \(0, 1\], got 0.0"),
+        (lambda: growth.OptTree(threshold=-1.0), "threshold must be at least 0, got -1.0"),
+        (lambda: growth.sequoia((0.9, 0.8), 4, 2), r"sum to 1 at most, .* got \(0.9, 0.8\)"),
+    ],
+)
+def test_searches_refuse_bad_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
