@@ -138,6 +138,7 @@ def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.Data
         raise ValueError("trees needs --cost and --node: what a draft call and a node more cost of a target call")
     measures.study_rules(options.cost, options.node)  # ValueError on prices without sense
     common = {"length": [options.tokens], "cost": [options.cost], "node": [options.node]}
+    common |= {"vanilla": [False]} if options.no_vanilla else {}
     wanted = sweep.grid(draft_name=[options.draft], prompt=options.prompts, **common)
     record(options, dtype="float32")
     again = {"executor": executor, "retry": options.retry}
@@ -214,6 +215,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of a checked or recorded text")
     parser.add_argument("--cost", type=float, help="of a draft call, as a share of a target call")
     parser.add_argument("--node", type=float, help="of one node more in a tree, as a share of a target call")
+    parser.add_argument("--no-vanilla", action="store_true", help="trees without the 363 nodes of the vanilla tree")
     parser.add_argument("--rules", nargs="+", help='growth rules whose texts are checked: cape, "pct 0.07,5,10", …')
     parser.add_argument("--runs", nargs="+", default=[], metavar="HEAD:RULE", help='what decoded times: "edd:chain 5"')
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])

@@ -182,12 +182,14 @@ def study_rules(cost: float, node: float) -> dict[str, Growth]:
     }
 
 
-def trees(draft_name: str, prompt: str, length: int, cost: float, node: float) -> dict[str, object]:
+def trees(
+    draft_name: str, prompt: str, length: int, cost: float, node: float, vanilla: bool = True
+) -> dict[str, object]:
     """Every rule of EDD's comparison, replayed along the plain float32 text of one prompt from one recording.
 
     Per rule: steps, drafted nodes, draft forwards and nodes fed to the draft, summed over steps. chains: what became
     of the likeliest chain at every place, as ``chain_table`` reads it. The vanilla tree, whose 363 nodes nobody else
-    wants, has a recording of its own.
+    wants, has a recording of its own, or none (vanilla=False: its counts are nan).
     """
     rules = study_rules(cost, node)
     widest = [rules[name] for name in ("chain 10", "cape", "eagle2", "pct width 10", "pct w/o gain", "layer gain")]
@@ -195,10 +197,13 @@ def trees(draft_name: str, prompt: str, length: int, cost: float, node: float) -
         target, model, ids = Target(pair("float32").target), draft(draft_name, "float32"), encoded(prompt, "float32")
         text = plain_text(prompt, length)
         recording = replay.record(target, model, replay.Together(tuple(widest), k=10), ids, text)
-        vanilla = replay.record(target, model, rules["vct"], ids, text)
+        full = replay.record(target, model, rules["vct"], ids, text) if vanilla else None
     found: dict[str, object] = {"chains": _pack(replay.outcomes(recording))}
     for name, rule in rules.items():
-        turns = replay.replay(vanilla if name == "vct" else recording, rule)
+        if name == "vct" and full is None:
+            found |= {f"{name}: {what}": float("nan") for what in COUNTS}
+            continue
+        turns = replay.replay(full if name == "vct" else recording, rule)
         counts = {
             "steps": len(turns),
             "nodes": sum(turn.nodes - 1 for turn in turns),

@@ -37,9 +37,10 @@ def command(smollm2, monkeypatch, tmp_path):
         monkeypatch.setattr(measures, kept.__name__, cache(kept.__wrapped__))
 
     def run(*words: str):
-        monkeypatch.setattr(sys, "argv", ["grids", *words, "--out", str(tmp_path / words[0])])
+        out = tmp_path / f"{words[0]}_{len(list(tmp_path.iterdir()))}"  # another file for every command
+        monkeypatch.setattr(sys, "argv", ["grids", *words, "--out", str(out)])
         grids.main()
-        table = sweep.load(tmp_path / f"{words[0]}.csv")
+        table = sweep.load(f"{out}.csv")
         assert (table["status"] == "ok").all(), table["error"].tolist()
         return table
 
@@ -80,6 +81,9 @@ def test_trees_along_one_recording(command):
     assert alive["alive"].all()
     assert len(alive) == 12
     assert ((chains["path"] <= chains["confidence"] + 1e-9) & (chains["hit"] <= chains["alive"])).all()
+    without = command("trees", "--prompts", "rag-02", "--tokens", "12", "--no-vanilla", *prices).iloc[0]
+    assert without["vct: steps"] != without["vct: steps"]  # nan
+    assert without["pct: steps"] == row["pct: steps"]
     with pytest.raises(ValueError, match="trees needs --cost and --node"):
         command("trees", "--prompts", "rag-02")
 
