@@ -145,6 +145,14 @@ def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.Data
     return sweep.run(measures.trees, wanted, f"{options.out}.csv", results=measures.TREES_RESULTS, **again)
 
 
+def run_searches(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
+    """SALF's growth rules and thresholds on every prompt."""
+    wanted = sweep.grid(draft_name=[options.draft], prompt=options.prompts, length=[options.tokens])
+    record(options, dtype="float32")
+    again = {"executor": executor, "retry": options.retry}
+    return sweep.run(measures.searches, wanted, f"{options.out}.csv", results=measures.SEARCHES_RESULTS, **again)
+
+
 def record(options: argparse.Namespace, drafts: Sequence[str] = (), **facts) -> None:
     """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and each head by its hash."""
     command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
@@ -161,6 +169,7 @@ WORK = {
     "replay": run_replay,
     "decoded": run_decoded,
     "trees": run_trees,
+    "searches": run_searches,
 }
 
 

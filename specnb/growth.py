@@ -261,18 +261,20 @@ class Salf:
     stops when their probabilities sum to less than threshold; what was popped by then is the tree. threshold=0 goes
     on until nothing can enter: the optimal tree, of largest expected length. fill=True adds the likeliest of what was
     scored but not popped, up to total, which costs no draft forward (the paper's text leaves it open). total counts
-    the root, as in the paper. Printed, Algorithm 2 pushes the root twice and never ends at threshold 0: an empty
-    beam ends it here. Raises ValueError on a threshold outside [0, 1) or on less than one node.
+    the root, as in the paper. width: children asked of a node; below total the search may miss a likely eleventh
+    child, but scores a sixth of the nodes. Printed, Algorithm 2 pushes the root twice and never ends at threshold 0:
+    an empty beam ends it here. Raises ValueError on a threshold outside [0, 1) or on less than one node.
     """
 
     total: int = 60
     beam: int = 10
     threshold: float = 0.6
+    width: int = 60
     fill: bool = False
     prunes = True
 
     def __post_init__(self):
-        _at_least_one(self, "total", "beam")
+        _at_least_one(self, "total", "beam", "width")
         if not 0 <= self.threshold < 1:
             raise ValueError(f"Salf's threshold must lie in [0, 1), got {self.threshold}")
 
@@ -281,7 +283,7 @@ class Salf:
         bar = min(float(scores[node]) for node in popped) if len(popped) == self.total else 0.0
         beam = [node for node in beam if scores[node] > bar]
         gain = float(scores[beam].sum())  # S_i of the paper: what a further forward can add at most
-        return [(node, self.total) for node in beam] if beam and gain >= self.threshold else []
+        return [(node, self.width) for node in beam] if beam and gain >= self.threshold else []
 
     def _popped(self, tree: TokenTree, scores: Tensor) -> tuple[list[int], list[int]]:
         """G once the next beam is popped, and that beam: open nodes are those without children."""
@@ -329,17 +331,18 @@ class SpecExec:
 class OptTree:
     """OPT-Tree (Wang et al. 2024): level by level, until the best total nodes gain less than a threshold.
 
-    Of each level the total likeliest nodes get total children. The sum of the total largest path probabilities is
+    Of each level the total likeliest nodes get width children. The sum of the total largest path probabilities is
     what the tree is expected to have accepted; drafting stops when a level raised it by at most threshold.
     """
 
     total: int = 50
     threshold: float = 0.5
     depth: int = 10
+    width: int = 50
     prunes = True
 
     def __post_init__(self):
-        _at_least_one(self, "total", "depth")
+        _at_least_one(self, "total", "depth", "width")
         if not self.threshold >= 0:
             raise ValueError(f"OptTree's threshold must be at least 0, got {self.threshold}")
 
@@ -349,7 +352,7 @@ class OptTree:
         gain = self._expected(range(1, len(tree)), scores) - self._expected(before, scores)
         if deepest and (deepest >= self.depth or gain <= self.threshold):
             return []
-        return [(node, self.total) for node in best(level, scores, self.total)]
+        return [(node, self.width) for node in best(level, scores, self.total)]
 
     def _expected(self, nodes: Sequence[int], scores: Tensor) -> float:
         return float(scores[best(nodes, scores, self.total)].sum())

@@ -198,24 +198,56 @@ def trees(
         text = plain_text(prompt, length)
         recording = replay.record(target, model, replay.Together(tuple(widest), k=10), ids, text)
         full = replay.record(target, model, rules["vct"], ids, text) if vanilla else None
-    found: dict[str, object] = {"chains": _pack(replay.outcomes(recording))}
-    for name, rule in rules.items():
-        if name == "vct" and full is None:
-            found |= {f"{name}: {what}": float("nan") for what in COUNTS}
-            continue
-        turns = replay.replay(full if name == "vct" else recording, rule)
-        counts = {
-            "steps": len(turns),
-            "nodes": sum(turn.nodes - 1 for turn in turns),
-            "forwards": sum(len(turn.forwards) for turn in turns),
-            "fed": sum(sum(turn.forwards) for turn in turns),
-        }
-        found |= {f"{name}: {what}": value for what, value in counts.items()}
-    return found
+    vct = {"vct": rules.pop("vct")}
+    counts = _counts(full, vct) if full else {f"vct: {what}": float("nan") for what in COUNTS}
+    return {"chains": _pack(replay.outcomes(recording)), **counts, **_counts(recording, rules)}
 
 
 COUNTS = ("steps", "nodes", "forwards", "fed")
 TREES_RESULTS = ("chains", *(f"{name}: {what}" for name in study_rules(1, 1) for what in COUNTS))
+
+
+def _counts(recording: replay.Recording, rules: dict[str, Growth]) -> dict[str, int]:
+    """Of every rule, replayed: steps, drafted nodes, draft forwards and nodes fed to the draft, summed over steps."""
+    found = {}
+    for name, rule in rules.items():
+        turns = replay.replay(recording, rule)
+        drafted, forwards = sum(turn.nodes - 1 for turn in turns), [turn.forwards for turn in turns]
+        counts = (len(turns), drafted, sum(map(len, forwards)), sum(map(sum, forwards)))
+        found |= {f"{name}: {what}": value for what, value in zip(COUNTS, counts, strict=True)}
+    return found
+
+
+def search_rules() -> dict[str, Growth]:
+    """SALF's rules by name: EAGLE-2's beam at both depths, optimal search, and Salf's thresholds, filled or not."""
+    salf = {f"salf {th:.2f}": growth.Salf(60, 10, th, 10) for th in THRESHOLDS}
+    filled = {f"filled {th:.2f}": growth.Salf(60, 10, th, 10, fill=True) for th in THRESHOLDS}
+    beams = {f"beam {depth}": growth.Eagle2(59, depth, 10) for depth in (3, 4, 5, 6, 7)}
+    return {
+        **beams,
+        "specexec": growth.SpecExec(59, 10, 10),
+        "opt-tree": growth.OptTree(59, 0.5, 10, 10),
+        **salf,
+        **filled,
+    }
+
+
+THRESHOLDS = tuple(i / 20 for i in range(20))
+SEARCHES_RESULTS = tuple(f"{name}: {what}" for name in search_rules() for what in COUNTS)
+
+
+def searches(draft_name: str, prompt: str, length: int) -> dict[str, int]:
+    """Every search of SALF's comparison, replayed along the plain float32 text of one prompt from one recording.
+
+    Every node gets at most ten children, EAGLE-2's k.
+    """
+    rules = search_rules()
+    widest = [rules[name] for name in ("beam 7", "specexec", "opt-tree", "salf 0.00")]
+    with ALONE:
+        target, model, ids = Target(pair("float32").target), draft(draft_name, "float32"), encoded(prompt, "float32")
+        text = plain_text(prompt, length)
+        recording = replay.record(target, model, replay.Together(tuple(widest), k=10), ids, text)
+    return _counts(recording, rules)
 
 
 def _pack(outcomes: pd.DataFrame) -> str:

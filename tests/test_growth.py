@@ -330,7 +330,7 @@ def test_what_a_forward_can_add_falls_with_every_forward():
 def test_salf_stops_earlier_at_a_higher_threshold(seed, low, high, fill):
     """Trees are nested in the threshold, ancestor-closed, and hold the beams that were popped."""
     low, high = sorted((low, high))
-    few, many = Watched(growth.Salf(20, 4, high, fill)), Watched(growth.Salf(20, 4, low, fill))
+    few, many = Watched(growth.Salf(20, 4, high, 20, fill)), Watched(growth.Salf(20, 4, low, 20, fill))
     small, large = grow(few, seed)[0], grow(many, seed)[0]
     assert few.gains == many.gains[: len(few.gains)]
     assert all(gain >= high for gain in few.gains)
