@@ -52,6 +52,8 @@ def main() -> None:
     elif options.what == "train":
         schedule = replace(loop.Schedule(epochs=options.epochs), lr=options.lr)
         text = {"dialogues": corpus.load()[: options.dialogues], "ids": runs.vocabulary()}
+        layers = {loop.RECIPES[name].hidden_layer for name in options.names} - {None}
+        runs.corpus_features(pair, text["dialogues"], text["ids"], sorted(layers))  # one pass for all of them
         for name in options.names:
             runs.train(pair, name, schedule, command, **text, out=options.out, again=options.again)
     elif options.what == "ranks":
