@@ -6,7 +6,7 @@ from measured cost curves. Exactly means: to a real run that writes the same tex
 bfloat16 trees of other sizes round differently), and but for scores within rounding of a threshold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,19 +126,49 @@ def _grow(
     tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int
 ) -> tuple[list[int], TokenTree, list[int], dict[int, int]]:
     """The recorded nodes a rule drafts, their tree, its frontiers' sizes, and nodes that lack the children it wants."""
-    nodes, forwards = [0], []
-    grown, parents = TokenTree([0], [-1]), [-1]
+    *before, (nodes, grown, _, short) = _turns(tree, scores, rule, max_depth)
+    return nodes, grown, [len(frontier) for _, _, frontier, _ in before], short
+
+
+def _turns(
+    tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int
+) -> Iterator[tuple[list[int], TokenTree, list[int], dict[int, int]]]:
+    """Before each draft forward: recorded nodes drafted so far, their tree, the frontier (places in it), what it lacks.
+
+    The last turn has an empty frontier, or lacks something.
+    """
+    nodes, parents = [0], [-1]
     while True:
+        grown = TokenTree([0] * len(nodes), parents)
         wanted = rule.select(grown, scores[nodes])
         frontier = [(node, k) for node, k in wanted if grown.depth_list[node] < max_depth]
         short = {nodes[node]: k for node, k in frontier if len(tree.children[nodes[node]]) < k}
+        yield list(nodes), grown, [node for node, _ in frontier], short
         if short or not frontier:
-            return nodes, grown, forwards, short
+            return
         for node, k in frontier:
             nodes += tree.children[nodes[node]][:k]
             parents += [node] * k
-        forwards.append(len(frontier))
-        grown = TokenTree([0] * len(nodes), parents)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A rule at work on a recorded tree: nodes scored so far, those expanded next, those kept if it ended here."""
+
+    scored: tuple[int, ...]
+    next: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+def stages(tree: TokenTree, scores: Tensor, rule: Growth) -> list[Stage]:
+    """A rule's draft forwards one by one, the last stage with nothing next; ValueError as in ``regrow``."""
+    regrow(tree, scores, rule, len(tree))
+    found = []
+    for nodes, grown, frontier, _ in _turns(tree, scores, rule, len(tree)):
+        keep = rule.finish(grown, scores[nodes])
+        kept = range(len(nodes)) if keep is None else {0, *keep}
+        found.append(Stage(tuple(nodes), tuple(nodes[i] for i in frontier), tuple(nodes[i] for i in sorted(kept))))
+    return found
 
 
 @dataclass(frozen=True)

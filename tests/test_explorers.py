@@ -4,11 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specnb import explorers, growth, sweep
+from specnb import exact, explorers, growth, replay, sweep
 from specnb.draft_models import TableDraft
 from specnb.drafters import TreeDrafter
 from specnb.exact import random_model
 from specnb.sampling import RandomCoins, Warp
+from specnb.tree import Drawn
 
 P, Q = (0.3, 0.4, 0.3), (0.6, 0.3, 0.1)
 
@@ -111,6 +112,28 @@ def test_pct_explorer_follows_its_sliders():
     assert "gains" in controls.readout.value
     controls.cost.value, controls.leaf.value = 0.02, 0.2
     assert "leaf 0.2 and cost 0.02" in controls.readout.value
+
+
+def test_race_explorer_goes_forward_by_forward():
+    """Every stage another picture; the optimal search covers most in the end, SALF's stop leaves forwards out."""
+    rules = {"beam": growth.Eagle2(11, 3, 3), "optimal": growth.Salf(12, 3, 0.0, 4), "SALF": growth.Salf(12, 3, 0.6, 4)}
+    drafter = exact.toy_drafter(random_model(6, 3), replay.Together(tuple(rules.values()), k=4), Drawn.POINT)
+    drafter.begin((0,), Warp(), {})
+    draft = drafter.propose(RandomCoins(0), 99)
+    labels = [f"<{token}>" for token in draft.tree.token_list]
+    controls = explorers.race_explorer(draft.tree, draft.scores, labels, rules).controls
+    seen = []
+    for forward in range(controls.forward.max + 1):
+        controls.forward.value = forward
+        seen.append((bytes(controls.image.value), controls.readout.value))
+    assert len({picture for picture, _ in seen}) == len(seen) > 4
+    assert "next, S = 1.00: &lt;0&gt; 1.00" in seen[0][1]
+    assert seen[-1][1].count("nothing is expanded any more") == 3
+    beam, optimal, salf = (float(line.split("cover ")[1].split()[0]) for line in seen[-1][1].split("<br>"))
+    assert optimal >= beam
+    assert optimal > salf
+    forwards = {name: len(replay.stages(draft.tree, draft.scores, rule)) - 1 for name, rule in rules.items()}
+    assert forwards["SALF"] < forwards["optimal"]
 
 
 def test_reliability_explorer_follows_its_controls():

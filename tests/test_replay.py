@@ -1,17 +1,20 @@
 """Replay against real runs: the same trees, the same accepted lengths, for any setting; times by arithmetic."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from test_heads import make
 from tiny import llama, near_copy
 
-from specnb import bench, growth, head_drafts, replay, verifiers
+from specnb import bench, exact, growth, head_drafts, replay, verifiers
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import TreeDrafter
+from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
-from specnb.tree import TokenTree
+from specnb.tree import Drawn, TokenTree
 
 LARGEST = growth.DynaTree(5, 4, 0.004, 2000)
 PROMPTS = [[1, 2, 3], [7, 30, 12, 5], [11]]
@@ -155,3 +158,17 @@ def test_costs_fitted_to_runs():
     draft = [0.01 * 3 * len(turns) + 0.001 * n for turns, n in zip(runs, fed, strict=True)]
     costs = replay.Costs.fitted(runs[:3], target[:3], draft[:3], [0.005 * len(turns) for turns in runs[:3]])
     assert costs.seconds(runs[3]) == pytest.approx(target[3] + draft[3] + 0.005 * 14)
+
+
+def test_stages_end_in_what_is_regrown():
+    """One stage more than forwards; each scores more than the one before; the last keeps what regrow keeps."""
+    drafter = exact.toy_drafter(exact.random_model(6, 1), growth.DynaTree(6, 4, 0.01, 4000, 4), Drawn.POINT)
+    drafter.begin((0,), Warp(), {})
+    draft = drafter.propose(RandomCoins(0), 99)
+    for rule in (growth.Eagle2(10, 3, 2), growth.Salf(10, 3, 0.3, 3), growth.DynaTree(3, 2, 0.1, 20)):
+        found = replay.stages(draft.tree, draft.scores, rule)
+        nodes, forwards = replay.regrow(draft.tree, draft.scores, rule, 99)
+        assert [len(stage.next) for stage in found] == [*forwards, 0]
+        assert list(found[-1].kept) == nodes
+        assert all(set(a.scored) < set(b.scored) for a, b in pairwise(found))
+        assert all(set(stage.next) <= set(stage.scored) for stage in found)
