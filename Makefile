@@ -34,7 +34,7 @@ train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a 
 	$(BIN)/python -m pytest tests/test_training.py
 
 figures: fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
-	$(BIN)/python tests/run_notebooks.py $(NB)
+	$(PARALLEL) $(BIN)/python tests/run_notebooks.py $(NB)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

@@ -95,7 +95,7 @@ class CausalLMDraft:
 
     @torch.no_grad()
     def _run(self, ids: Tensor, position_ids: Tensor, visible: Tensor | None, **kwargs) -> Tensor:
-        if int(position_ids[-1]) >= context_length(self.model):
+        if int(position_ids.max()) >= context_length(self.model):
             raise ValueError(
                 f"the draft model's context of {context_length(self.model)} is full: shorten the prompt or "
                 f"max_new_tokens, or take a draft model with a longer context"
@@ -142,7 +142,9 @@ class Tempered:
         self.begin, self.commit = draft.begin, draft.commit
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        return self.draft.expand(tree, frontier) / self.temperature
+        return (
+            self.draft.expand(tree, frontier).float() / self.temperature
+        )  # in bfloat16 neighbours would fall together
 
 
 class TableDraft:

@@ -35,7 +35,7 @@ LARGEST = growth.DynaTree(10, 4, 0.01, 4000)  # what is recorded for replay: eve
 @cache
 def vocabulary(name: str) -> int:
     """How many tokens a trained head can draft, from its card."""
-    return json.loads((heads.FOLDER / f"{name}.json").read_text(encoding="utf-8"))["vocabulary"]
+    return json.loads((heads.FOLDER / f"{name.partition('@')[0]}.json").read_text(encoding="utf-8"))["vocabulary"]
 
 
 def check_dynatree(draft_name: str, depth: int, branch: int, threshold: float, budget: int, **_) -> None:
@@ -98,7 +98,8 @@ def run_texts(options: argparse.Namespace, executor: Executor | None) -> pd.Data
 def run_replay(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
     """Record the draft's largest trees along each prompt's plain text, a file each; run and replay settings."""
     record(options, dtype="float32", recorded_with=str(LARGEST))
-    files = {p: f"{options.out}_{options.draft}_{p}_{options.tokens}.npz" for p in options.prompts}
+    names = {p: p.replace("/", "-") for p in options.prompts}
+    files = {p: f"{options.out}_{options.draft}_{name}_{options.tokens}.npz" for p, name in names.items()}
     for prompt, file in files.items():
         if not Path(file).exists():
             target, text = Target(measures.pair("float32").target), measures.plain_text(prompt, options.tokens)
@@ -117,17 +118,27 @@ def run_replay(options: argparse.Namespace, executor: Executor | None) -> pd.Dat
 
 
 def run_decoded(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
-    """Real timed runs of heads and rules, and of plain generate, in turns on every prompt."""
-    chosen = [words.split(":") for words in options.runs]
-    for _, rule in chosen:
-        bench.rule(rule)  # ValueError on names without sense
+    """Real timed runs of heads and rules, and of plain generate, in turns on every prompt.
+
+    A file that was begun in another hour compares hours: give new runs a new file.
+    """
+    runs = [("none", "plain")]
+    for words in options.runs:
+        name, colon, rule = words.partition(":")
+        if not colon:
+            raise ValueError(f"--runs takes HEAD:RULE, such as 'edd:chain 5', got {words!r}")
+        vocabulary(name)  # FileNotFoundError and ValueError on names without sense
+        bench.rule(rule)
+        runs.append((name, rule))
+    if len(runs) < 2 or min(options.temperatures) < 0:
+        raise ValueError("decoded needs --runs, and --temperatures of at least 0")
     wanted = [
         {"draft_name": name, "rule": rule, "prompt": prompt, "temperature": heat, "length": options.tokens}
         for heat in options.temperatures
-        for prompt in options.prompts
-        for name, rule in [("", "plain"), *chosen]
+        for i, prompt in enumerate(options.prompts)
+        for name, rule in runs[i % len(runs) :] + runs[: i % len(runs)]  # another one first on each prompt
     ]
-    record(options, sorted({name for name, _ in chosen}), dtype="bfloat16")
+    record(options, sorted({name for name, _ in runs[1:]}), dtype="bfloat16")
     again = {"executor": executor, "retry": options.retry}
     return sweep.run(measures.decoded, wanted, f"{options.out}.csv", results=measures.DECODED, **again)
 
@@ -212,7 +223,10 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
 def chosen(name: str) -> list[str]:
     """Ids of prompts: all of a set for "own", the first four of each domain for "own:4", or the id itself."""
     kind, _, count = name.partition(":")
-    return bench.choose(kind, int(count) if count else None)["id"].tolist() if kind in prompts.SETS else [name]
+    if kind in prompts.SETS:
+        return bench.choose(kind, int(count) if count else None)["id"].tolist()
+    prompts.text(name)  # ValueError if there is no such prompt
+    return [name]
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ list stops. ``finish(tree, scores)`` names the nodes to keep, or None for all. s
 drafter's probability of each node's path, 1 for the root.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Protocol
@@ -263,7 +263,8 @@ class Salf:
     scored but not popped, up to total, which costs no draft forward (the paper's text leaves it open). total counts
     the root, as in the paper. width: children asked of a node; below total the search may miss a likely eleventh
     child, but scores a sixth of the nodes. Printed, Algorithm 2 pushes the root twice and never ends at threshold 0:
-    an empty beam ends it here. Raises ValueError on a threshold outside [0, 1) or on less than one node.
+    an empty beam ends it here. depth: nodes there have no children; a draft that can go only so deep (Medusa's heads)
+    needs it. Raises ValueError on a threshold outside [0, 1) or on less than one node.
     """
 
     total: int = 60
@@ -271,10 +272,11 @@ class Salf:
     threshold: float = 0.6
     width: int = 60
     fill: bool = False
+    depth: int = 1000
     prunes = True
 
     def __post_init__(self):
-        _at_least_one(self, "total", "beam", "width")
+        _at_least_one(self, "total", "beam", "width", "depth")
         if not 0 <= self.threshold < 1:
             raise ValueError(f"Salf's threshold must lie in [0, 1), got {self.threshold}")
 
@@ -286,10 +288,11 @@ class Salf:
         return [(node, self.width) for node in beam] if beam and gain >= self.threshold else []
 
     def _popped(self, tree: TokenTree, scores: Tensor) -> tuple[list[int], list[int]]:
-        """G once the next beam is popped, and that beam: open nodes are those without children."""
+        """G once the next beam is popped, and that beam: open nodes are those that have no children yet but may."""
         nodes = range(len(tree))
-        beam = best([node for node in nodes if not tree.children[node]], scores, self.beam)
-        return best([*(node for node in nodes if tree.children[node]), *beam], scores, self.total), beam
+        opened = [node for node in nodes if not tree.children[node] and tree.depth_list[node] < self.depth]
+        beam = best(opened, scores, self.beam)
+        return best({*nodes} - {*opened} | {*beam}, scores, self.total), beam
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
         found = best(range(len(tree)), scores, self.total) if self.fill else self._popped(tree, scores)[0]
@@ -301,7 +304,8 @@ class SpecExec:
     """SpecExec's search (Svirschevski et al. 2024): like Salf's without its stop, and with paths weighted by length.
 
     A node's weight is its path probability times decay^depth. Each forward expands the beam best open nodes that are
-    among the best total, with width children each; it ends when none is. total counts draft tokens.
+    among the best total, with width children each; it ends when none is, which may be a forward later than the
+    public code, that looks at the newest nodes only. total counts draft tokens.
     """
 
     total: int = 59
@@ -397,9 +401,10 @@ def sequoia(accepts: Sequence[float], size: int, depth: int) -> Static:
     return Static(tuple(paths((), size, depth)))
 
 
-def best(nodes: Sequence[int], scores: Tensor, count: int) -> list[int]:
+def best(nodes: Iterable[int], scores: Tensor, count: int) -> list[int]:
     """The count nodes of highest score, elder ones first among equals, in index order."""
-    return sorted(sorted(nodes, key=lambda node: (-float(scores[node]), node))[:count])
+    values = scores.tolist()
+    return sorted(sorted(nodes, key=lambda node: (-values[node], node))[:count])
 
 
 def _last_level(tree: TokenTree) -> list[int]:

@@ -38,18 +38,14 @@ def pair(dtype: str) -> models.Pair:
 @cache
 def draft(name: str, dtype: str) -> DraftModel:
     """A trained head, once per process; "edd@1.3" is edd with its logits divided by 1.3."""
-    head, _, temperature = name.partition("@")
+    head, at, temperature = name.partition("@")
     loaded = head_drafts.load(head, pair(dtype).target)
-    return Tempered(loaded, float(temperature)) if temperature else loaded
+    return Tempered(loaded, float(temperature)) if at else loaded
 
 
 def encoded(prompt: str, dtype: str) -> list[int]:
-    """Token ids of a prompt by its id in any of the prompt sets; ValueError if none has it."""
-    for name in prompts.SETS:
-        table = prompts.load(name).set_index("id")
-        if prompt in table.index:
-            return pair(dtype).encode(table.loc[prompt, "text"])
-    raise ValueError(f"no prompt set ({', '.join(prompts.SETS)}) has the prompt {prompt!r}")
+    """Token ids of a prompt by its id in any of the prompt sets."""
+    return pair(dtype).encode(prompts.text(prompt))
 
 
 @cache
@@ -134,35 +130,53 @@ def plain(length: int, prompt: str, repetition: int) -> dict[str, float]:
 
 
 def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length: int) -> dict[str, float]:
-    """One real run with a growth rule (``bench.rule``) of an own prompt, or of generate for the rule "plain".
+    """One real run with a growth rule (``bench.rule``), or of transformers' generate for the rule "plain".
 
-    Greedy at temperature 0, else sampled by one-hot verification: these trees drop nodes by value. depth and nodes:
-    drafted trees', summed over steps. drafting, target: seconds of those phases; seconds: all, prefill included.
+    Greedy at temperature 0, else sampled by one-hot verification: these trees drop nodes by value. End tokens are
+    text. seconds: the whole run. prefill: until the first token of plain, resp. all of the first step; draft, target,
+    verify and commit: seconds of the later steps. nodes, depth: of the trees that were verified, summed over steps.
     """
     with ALONE:
-        model, ids, end = pair("bfloat16"), encoded(prompt, "bfloat16"), len(pair("bfloat16").tokenizer)
+        ids, end, sizes = encoded(prompt, "bfloat16"), len(pair("bfloat16").tokenizer), {}
+        target, sampling = pair("bfloat16").target, {"do_sample": True, "top_k": 0, "top_p": 1.0}
         if rule == "plain":
-            warm = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-            method = bench.generate(model.target, max_new_tokens=length, eos_token_id=end, **warm)
+            options = {"eos_token_id": end, **({**sampling, "temperature": temperature} if temperature else {})}
+            one, method = (bench.generate(target, max_new_tokens=n, **options) for n in (1, length))
+            phases = {"prefill": costs.timed(partial(one, ids))[1]}
             torch.manual_seed(0)
             tokens, seconds = costs.timed(partial(method, ids))
-            return {"seconds": seconds, "tokens": len(tokens), "steps": len(tokens)} | dict.fromkeys(DECODED[3:], 0)
-        drafter = TreeDrafter(draft(draft_name, "bfloat16"), bench.rule(rule))
-        verifier = verifiers.one_hot if temperature else verifiers.greedy
-        options = {"max_new_tokens": length, "temperature": temperature, "eos": ()}
-        out, seconds = costs.timed(partial(decode, Target(model.target), drafter, verifier, ids, **options))
+        else:
+            drafter = TreeDrafter(draft(draft_name, "bfloat16"), bench.rule(rule))
+            verifier = verifiers.one_hot if temperature else verifiers.greedy
+            _warm(draft_name, rule)
+            options = {"max_new_tokens": length, "temperature": temperature, "eos": ()}
+            out, seconds = costs.timed(partial(decode, Target(target), drafter, verifier, ids, **options))
+            tokens, (first, *later) = out.tokens, out.steps
+            phases = {name: sum(step.seconds[name] for step in later) for name in PHASES}
+            phases["prefill"] = sum(first.seconds.values())
+            sizes["nodes"] = sum(len(step.draft.tree) - 1 for step in out.steps)
+            sizes["depth"] = sum(max(step.draft.tree.depth_list) for step in out.steps)
+            sizes["steps"] = len(out.steps)
     return {
+        **dict.fromkeys(DECODED, 0),
+        "steps": len(tokens),
+        **phases,
+        **sizes,
         "seconds": seconds,
-        "tokens": len(out.tokens),
-        "steps": len(out.steps),
-        "nodes": sum(len(step.draft.tree) - 1 for step in out.steps),
-        "depth": sum(max(step.draft.tree.depth_list) for step in out.steps),
-        "drafting": sum(step.seconds["draft"] for step in out.steps),
-        "target": sum(step.seconds["target"] for step in out.steps),
+        "tokens": len(tokens),
     }
 
 
-DECODED = ("seconds", "tokens", "steps", "nodes", "depth", "drafting", "target")
+PHASES = ("draft", "target", "verify", "commit")
+DECODED = ("seconds", "tokens", "steps", "nodes", "depth", "prefill", *PHASES)
+
+
+@cache
+def _warm(draft_name: str, rule: str) -> None:
+    """A first short run, whose forwards are slow."""
+    drafter = TreeDrafter(draft(draft_name, "bfloat16"), bench.rule(rule))
+    ids = pair("bfloat16").encode("Good morning.")
+    decode(Target(pair("bfloat16").target), drafter, verifiers.greedy, ids, max_new_tokens=8)
 
 
 def study_rules(cost: float, node: float) -> dict[str, Growth]:
@@ -187,9 +201,9 @@ def trees(
 ) -> dict[str, object]:
     """Every rule of EDD's comparison, replayed along the plain float32 text of one prompt from one recording.
 
-    Per rule: steps, drafted nodes, draft forwards and nodes fed to the draft, summed over steps. chains: what became
-    of the likeliest chain at every place, as ``chain_table`` reads it. The vanilla tree, whose 363 nodes nobody else
-    wants, has a recording of its own, or none (vanilla=False: its counts are nan).
+    Per rule: steps, nodes of the verified trees, draft forwards and nodes fed to the draft, in all steps. chains:
+    what became of the likeliest chain at every place, as ``chain_table`` reads it. The vanilla tree, whose 363 nodes
+    nobody else wants, has a recording of its own, or none (vanilla=False: its counts are nan).
     """
     rules = study_rules(cost, node)
     widest = [rules[name] for name in ("chain 10", "cape", "eagle2", "pct width 10", "pct w/o gain", "layer gain")]
@@ -208,7 +222,7 @@ TREES_RESULTS = ("chains", *(f"{name}: {what}" for name in study_rules(1, 1) for
 
 
 def _counts(recording: replay.Recording, rules: dict[str, Growth]) -> dict[str, int]:
-    """Of every rule, replayed: steps, drafted nodes, draft forwards and nodes fed to the draft, summed over steps."""
+    """Of every rule, replayed: steps, nodes of the verified trees, draft forwards and nodes fed to the draft."""
     found = {}
     for name, rule in rules.items():
         turns = replay.replay(recording, rule)
@@ -219,10 +233,10 @@ def _counts(recording: replay.Recording, rules: dict[str, Growth]) -> dict[str, 
 
 
 def search_rules() -> dict[str, Growth]:
-    """SALF's rules by name: EAGLE-2's beam at both depths, optimal search, and Salf's thresholds, filled or not."""
+    """SALF's rules by name: EAGLE-2's beam (depth 7 in its code is 8 here), searches, Salf by threshold, filled too."""
     salf = {f"salf {th:.2f}": growth.Salf(60, 10, th, 10) for th in THRESHOLDS}
     filled = {f"filled {th:.2f}": growth.Salf(60, 10, th, 10, fill=True) for th in THRESHOLDS}
-    beams = {f"beam {depth}": growth.Eagle2(59, depth, 10) for depth in (3, 4, 5, 6, 7)}
+    beams = {f"beam {depth}": growth.Eagle2(59, depth, 10) for depth in range(3, 9)}
     return {
         **beams,
         "specexec": growth.SpecExec(59, 10, 10),
@@ -242,7 +256,7 @@ def searches(draft_name: str, prompt: str, length: int) -> dict[str, int]:
     Every node gets at most ten children, EAGLE-2's k.
     """
     rules = search_rules()
-    widest = [rules[name] for name in ("beam 7", "specexec", "opt-tree", "salf 0.00")]
+    widest = [rules[name] for name in ("beam 8", "specexec", "opt-tree", "salf 0.00")]
     with ALONE:
         target, model, ids = Target(pair("float32").target), draft(draft_name, "float32"), encoded(prompt, "float32")
         text = plain_text(prompt, length)

@@ -35,6 +35,15 @@ def dynatree() -> pd.DataFrame:
     return pd.DataFrame({"task": ["dynatree"], "id": ["paper"], "text": [text]})
 
 
+def text(prompt: str) -> str:
+    """A prompt's text by its id in any of the sets; ValueError if none has it."""
+    for name in SETS:
+        table = load(name).set_index("id")
+        if prompt in table.index:
+            return table.loc[prompt, "text"]
+    raise ValueError(f"no prompt set ({', '.join(SETS)}) has the prompt {prompt!r}")
+
+
 SETS = {"own": own, "humaneval": humaneval, "gsm100": gsm100, "dynatree": dynatree}
 
 

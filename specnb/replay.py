@@ -173,14 +173,26 @@ def stages(tree: TokenTree, scores: Tensor, rule: Growth) -> list[Stage]:
 
 @dataclass(frozen=True)
 class Together:
-    """Everything that any of several rules would draft, k children to a node: one recording to replay them all."""
+    """Everything that any of several rules would draft, k children to a node: one recording to replay them all.
+
+    Near the end of a text trees may go less deep. That only shortens rules that go level by level; one that expands
+    nodes of several depths at once then chooses others, which are drafted too.
+    """
 
     rules: tuple[Growth, ...]
     k: int
     prunes = False
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        wanted = {node for rule in self.rules for node in _grow(tree, scores, rule, len(tree))[3]}
+        wanted: set[int] = set()
+        for rule in self.rules:
+            turns = list(_turns(tree, scores, rule, len(tree)))
+            by_level = all(
+                grown.depth_list[node] == max(grown.depth_list) for _, grown, frontier, _ in turns for node in frontier
+            )
+            wanted |= turns[-1][3].keys()
+            for cap in () if by_level else range(1, max(tree.depth_list) + 1):
+                wanted |= _grow(tree, scores, rule, cap)[3].keys()
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> None:

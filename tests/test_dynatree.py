@@ -89,19 +89,49 @@ def test_trees_along_one_recording(command):
 
 
 @pytest.mark.model
-def test_decoded_runs(command):
+def test_searches_along_one_recording(command):
+    """SALF's claims as they hold step by step: fewer forwards at a higher threshold; filling costs none."""
+    row = command("searches", "--prompts", "rag-02", "--tokens", "8").iloc[0]
+    for what in ("salf", "filled"):
+        per_step = [row[f"{what} {th:.2f}: forwards"] / row[f"{what} {th:.2f}: steps"] for th in (0.0, 0.3, 0.6, 0.95)]
+        assert per_step == sorted(per_step, reverse=True)
+        assert per_step[0] > per_step[-1] > 0
+    assert row["filled 0.60: nodes"] / row["filled 0.60: steps"] > row["salf 0.60: nodes"] / row["salf 0.60: steps"]
+
+
+@pytest.mark.model
+def test_a_tempered_draft_by_name(smollm2, monkeypatch):
+    monkeypatch.setattr(measures, "pair", lambda dtype: smollm2)
+    assert measures.draft.__wrapped__("vdm@1.3", "float32").temperature == 1.3
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        measures.draft.__wrapped__("vdm@", "float32")
+
+
+@pytest.mark.model
+def test_decoded_runs(command, monkeypatch):
     """Greedy runs write plain's number of tokens in fewer steps, sampled ones too, as deep as the rule may."""
+    asked, sampled = [], []
+    one_hot, greedy_rule, plain = verifiers.one_hot, verifiers.greedy, bench.generate
+    monkeypatch.setattr(verifiers, "one_hot", lambda *a: asked.append(1.0) or one_hot(*a))
+    monkeypatch.setattr(verifiers, "greedy", lambda *a: asked.append(0.0) or greedy_rule(*a))
+    seen = lambda model, **o: o["max_new_tokens"] == 12 and sampled.append("do_sample" in o)  # noqa: E731
+    monkeypatch.setattr(bench, "generate", lambda model, **o: seen(model, **o) or plain(model, **o))
     runs = ["vdm:chain 3", "vdm:pct 0.1,3,4,0.02"]
     table = command("decoded", "--runs", *runs, "--prompts", "rag-02", "--tokens", "12", "--temperatures", "0", "1")
     assert table["rule"].tolist() == ["plain", "chain 3", "pct 0.1,3,4,0.02"] * 2
     assert (table["tokens"] == 12).all()
+    assert sampled == [False, True]
+    assert sorted(set(asked)) == [0.0, 1.0]
     ours = table[table["rule"] != "plain"]
-    assert ((ours["steps"] < 12) & (ours["drafting"] + ours["target"] < ours["seconds"])).all()
+    later = ours[["prefill", *measures.PHASES]].sum(axis=1)
+    assert ((ours["steps"] < 12) & (later < ours["seconds"]) & (later > 0.8 * ours["seconds"])).all()
     assert (ours["depth"] <= ours["steps"] * ours["rule"].map({"chain 3": 3, "pct 0.1,3,4,0.02": 4})).all()
     chains = ours[ours["rule"] == "chain 3"]
     assert (chains["nodes"] == chains["depth"]).all()
     with pytest.raises(ValueError, match="unknown growth rule 'magic'"):
         command("decoded", "--runs", "vdm:magic", "--prompts", "rag-02")
+    with pytest.raises(ValueError, match="--runs takes HEAD:RULE, such as 'edd:chain 5', got 'vdm'"):
+        command("decoded", "--runs", "vdm", "--prompts", "rag-02")
 
 
 def test_prompts_by_domain():
@@ -110,7 +140,7 @@ def test_prompts_by_domain():
     assert len(grids.chosen("own")) == 60
     assert grids.chosen("humaneval:2") == ["HumanEval/0", "HumanEval/1"]
     with pytest.raises(ValueError, match="has the prompt 'magic'"):
-        measures.encoded("magic", "float32")
+        grids.chosen("magic")
 
 
 def test_a_grid_as_cells():

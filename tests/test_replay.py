@@ -129,7 +129,8 @@ def test_outcomes_of_chains():
 
 def test_one_recording_for_several_rules(model):
     """Beams, chains with neighbours and thresholds want different nodes: one recording serves them all."""
-    rules = (growth.Eagle2(12, 4, 3), growth.Cape(4), growth.Pct(0.02, 3, 4, 0.01), growth.LayerGain(0.05, 0.01, 3, 4))
+    levels = (growth.Eagle2(12, 4, 3), growth.Cape(4), growth.Pct(0.02, 3, 4, 0.01), growth.LayerGain(0.05, 0.01, 3, 4))
+    rules = (*levels, growth.Salf(20, 3, 0.0, 6), growth.SpecExec(14, 4, 5), growth.OptTree(14, 0.1, 5, 5))
     draft, prompt, longest = CausalLMDraft(near_copy(model)), [5, 9, 2, 30], 0
     text = bench.generate(model, max_new_tokens=40, eos_token_id=10_000)(prompt)
     recording = replay.record(Target(model), draft, replay.Together(rules, k=8), prompt, text)
@@ -172,3 +173,20 @@ def test_stages_end_in_what_is_regrown():
         assert list(found[-1].kept) == nodes
         assert all(set(a.scored) < set(b.scored) for a, b in pairwise(found))
         assert all(set(stage.next) <= set(stage.scored) for stage in found)
+
+
+def test_a_recording_serves_searches_at_every_depth_that_is_left():
+    """Rules that expand nodes of several depths choose others where a text ends soon: those are recorded too."""
+    rules = (growth.Salf(20, 3, 0.0, 5), growth.Salf(20, 3, 0.4, 5), growth.SpecExec(14, 4, 5), growth.Eagle2(12, 4, 3))
+    for seed in range(8):
+        drafter = exact.toy_drafter(exact.random_model(8, seed), replay.Together(rules, k=5), Drawn.POINT)
+        drafter.begin((0,), Warp(), {})
+        draft = drafter.propose(RandomCoins(0), 99)
+        for rule in rules:
+            for left in range(1, 7):
+                alone = exact.toy_drafter(exact.random_model(8, seed), rule, Drawn.POINT)
+                alone.begin((0,), Warp(), {})
+                real = alone.propose(RandomCoins(0), left).tree
+                nodes, _ = replay.regrow(draft.tree, draft.scores, rule, left)
+                found = {draft.tree.path_tokens(node) for node in nodes}
+                assert found == {real.path_tokens(node) for node in range(len(real))}
