@@ -18,7 +18,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from specnb import assets, costs, growth, head_drafts, heads, metrics, models, records, verifiers
+from specnb import assets, costs, growth, head_drafts, heads, metrics, models, records, search, verifiers
 from specnb import prompts as prompt_sets
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -171,9 +171,9 @@ RULES = {
     "eagle2": growth.Eagle2,
     "pct": growth.Pct,
     "layer": growth.LayerGain,
-    "salf": growth.Salf,
-    "specexec": growth.SpecExec,
-    "opt": growth.OptTree,
+    "salf": search.Salf,
+    "specexec": search.SpecExec,
+    "opt": search.OptTree,
 }
 
 

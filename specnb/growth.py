@@ -7,7 +7,7 @@ drafter's probability of each node's path, 1 for the root.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -60,7 +60,7 @@ class Static:
         for node in range(1, len(tree)):
             parent = tree.parent_list[node]
             ranks.append((*ranks[parent], tree.children[parent].index(node)))
-        return [(i, self.widths[ranks[i]]) for i in _last_level(tree) if ranks[i] in self.widths]
+        return [(i, self.widths[ranks[i]]) for i in last_level(tree) if ranks[i] in self.widths]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> None:
         return None
@@ -97,7 +97,7 @@ class DynaTree:
     prunes = False
 
     def __post_init__(self):
-        _at_least_one(self, "depth", "branch", "budget", "first")
+        at_least_one(self, "depth", "branch", "budget", "first")
         if not 0 < self.threshold < 1:
             raise ValueError(f"DynaTree's threshold must lie in (0, 1), got {self.threshold}")
 
@@ -165,11 +165,11 @@ class Eagle2:
     prunes = True
 
     def __post_init__(self):
-        _at_least_one(self, "total", "depth", "k")
+        at_least_one(self, "total", "depth", "k")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         deepest = tree.depth_list[-1]
-        level = _last_level(tree)
+        level = last_level(tree)
         return [(node, self.k) for node in best(level, scores, self.k)] if deepest < self.depth else []
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
@@ -200,13 +200,13 @@ class Pct:
             raise ValueError(f"Pct's budget must be at least k = {self.k}, got {self.budget}")
         if not 0 <= self.cost <= 1 or not 0 <= self.leaf <= self.cost:
             raise ValueError(f"Pct needs 0 ≤ leaf ≤ cost ≤ 1 (s_d / s_t), got leaf {self.leaf} and cost {self.cost}")
-        _at_least_one(self, "k", "depth")
+        at_least_one(self, "k", "depth")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         deepest, room = tree.depth_list[-1], self.budget - (len(tree) - 1)
         if deepest >= self.depth:
             return []
-        level = _last_level(tree)
+        level = last_level(tree)
         worth = [node for node in level if node == 0 or self._worth(tree, scores, node) >= self.cost]
         return [(node, self.k) for node in best(worth, scores, room // self.k)]
 
@@ -235,11 +235,11 @@ class LayerGain:
     def __post_init__(self):
         if not 0 <= self.call <= 1 or not 0 < self.node <= 1:
             raise ValueError(f"LayerGain needs 0 ≤ call ≤ 1 and 0 < node ≤ 1, got {self.call} and {self.node}")
-        _at_least_one(self, "k", "depth")
+        at_least_one(self, "k", "depth")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         deepest = tree.depth_list[-1]
-        level = _last_level(tree)
+        level = last_level(tree)
         worth = [node for node in level if scores[node] >= self.node]
         if deepest >= self.depth or (deepest and self._gain(tree, scores, level, worth) < self.call):
             return []
@@ -253,166 +253,20 @@ class LayerGain:
         return [node for node in range(1, len(tree)) if scores[node] >= self.node]
 
 
-@dataclass(frozen=True)
-class Salf:
-    """SALF (SALF & TALF, Algorithm 2): search for the likeliest nodes, stopped when little is left to be found.
-
-    Each forward expands the beam likeliest open nodes, of any depth, that could still enter the best total. Drafting
-    stops when their probabilities sum to less than threshold; what was popped by then is the tree. threshold=0 goes
-    on until nothing can enter: the optimal tree, of largest expected length. fill=True adds the likeliest of what was
-    scored but not popped, up to total, which costs no draft forward (the paper's text leaves it open). total counts
-    the root, as in the paper. width: children asked of a node; below total the search may miss a likely eleventh
-    child, but scores a sixth of the nodes. Printed, Algorithm 2 pushes the root twice and never ends at threshold 0:
-    an empty beam ends it here. depth: nodes there have no children; a draft that can go only so deep (Medusa's heads)
-    needs it. Raises ValueError on a threshold outside [0, 1) or on less than one node.
-    """
-
-    total: int = 60
-    beam: int = 10
-    threshold: float = 0.6
-    width: int = 60
-    fill: bool = False
-    depth: int = 1000
-    prunes = True
-
-    def __post_init__(self):
-        _at_least_one(self, "total", "beam", "width", "depth")
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"Salf's threshold must lie in [0, 1), got {self.threshold}")
-
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        popped, beam = self._popped(tree, scores)
-        bar = min(float(scores[node]) for node in popped) if len(popped) == self.total else 0.0
-        beam = [node for node in beam if scores[node] > bar]
-        gain = float(scores[beam].sum())  # S_i of the paper: what a further forward can add at most
-        return [(node, self.width) for node in beam] if beam and gain >= self.threshold else []
-
-    def _popped(self, tree: TokenTree, scores: Tensor) -> tuple[list[int], list[int]]:
-        """G once the next beam is popped, and that beam: open nodes are those that have no children yet but may."""
-        nodes = range(len(tree))
-        opened = [node for node in nodes if not tree.children[node] and tree.depth_list[node] < self.depth]
-        beam = best(opened, scores, self.beam)
-        return best({*nodes} - {*opened} | {*beam}, scores, self.total), beam
-
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        found = best(range(len(tree)), scores, self.total) if self.fill else self._popped(tree, scores)[0]
-        return [node for node in found if node]
-
-
-@dataclass(frozen=True)
-class SpecExec:
-    """SpecExec's search (Svirschevski et al. 2024): like Salf's without its stop, and with paths weighted by length.
-
-    A node's weight is its path probability times decay^depth. Each forward expands the beam best open nodes that are
-    among the best total, with width children each; it ends when none is, which may be a forward later than the
-    public code, that looks at the newest nodes only. total counts draft tokens.
-    """
-
-    total: int = 59
-    beam: int = 32
-    width: int = 32
-    decay: float = 0.95
-    prunes = True
-
-    def __post_init__(self):
-        _at_least_one(self, "total", "beam", "width")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"SpecExec's decay must lie in (0, 1], got {self.decay}")
-
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        kept = {0, *self.finish(tree, scores)}
-        still = [node for node in kept if not tree.children[node]]
-        return [(node, self.width) for node in best(still, self._weights(tree, scores), self.beam)]
-
-    def _weights(self, tree: TokenTree, scores: Tensor) -> Tensor:
-        return scores * self.decay**tree.depth
-
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        return best(range(1, len(tree)), self._weights(tree, scores), self.total)
-
-
-@dataclass(frozen=True)
-class OptTree:
-    """OPT-Tree (Wang et al. 2024): level by level, until the best total nodes gain less than a threshold.
-
-    Of each level the total likeliest nodes get width children. The sum of the total largest path probabilities is
-    what the tree is expected to have accepted; drafting stops when a level raised it by at most threshold.
-    """
-
-    total: int = 50
-    threshold: float = 0.5
-    depth: int = 10
-    width: int = 50
-    prunes = True
-
-    def __post_init__(self):
-        _at_least_one(self, "total", "depth", "width")
-        if not self.threshold >= 0:
-            raise ValueError(f"OptTree's threshold must be at least 0, got {self.threshold}")
-
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        deepest, level = tree.depth_list[-1], _last_level(tree)
-        before = [node for node in range(1, len(tree)) if tree.depth_list[node] < deepest]
-        gain = self._expected(range(1, len(tree)), scores) - self._expected(before, scores)
-        if deepest and (deepest >= self.depth or gain <= self.threshold):
-            return []
-        return [(node, self.width) for node in best(level, scores, self.total)]
-
-    def _expected(self, nodes: Sequence[int], scores: Tensor) -> float:
-        return float(scores[best(nodes, scores, self.total)].sum())
-
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        return best(range(1, len(tree)), scores, self.total)
-
-
-def sequoia(accepts: Sequence[float], size: int, depth: int) -> Static:
-    """Sequoia's tree (Chen et al. 2024): the shape of most expected tokens if sibling b is accepted with accepts[b].
-
-    accepts: chance of the first, second, … sibling to be the accepted one, the same at every node. size: draft tokens
-    at most; depth: tokens on the longest path at most. By dynamic programming over (nodes, levels).
-    """
-    if size < 1 or depth < 1 or not accepts or min(accepts) < 0 or sum(accepts) > 1 + 1e-9:
-        raise ValueError(f"need chances that sum to 1 at most, and a size and a depth of at least 1, got {accepts}")
-
-    @cache
-    def subtree(nodes: int, levels: int) -> tuple[float, tuple[int, ...]]:
-        """Most expected tokens below and with a node that may have so many descendants, and its children's shares."""
-        return max((below(nodes, levels, first) for first in range(len(accepts) + 1)), key=lambda found: found[0])
-
-    @cache
-    def below(nodes: int, levels: int, children: int) -> tuple[float, tuple[int, ...]]:
-        """The same with exactly so many children."""
-        if not children:
-            return 1.0, ()
-        if nodes < children or not levels:
-            return float("-inf"), ()
-        options = []
-        for last in range(nodes - children + 1):  # descendants of the last child
-            rest, shares = below(nodes - 1 - last, levels, children - 1)
-            options.append((rest + accepts[children - 1] * subtree(last, levels - 1)[0], (*shares, last)))
-        return max(options, key=lambda found: found[0])
-
-    def paths(prefix: tuple[int, ...], nodes: int, levels: int) -> list[tuple[int, ...]]:
-        found = []
-        for rank, share in enumerate(subtree(nodes, levels)[1]):
-            found += [(*prefix, rank), *paths((*prefix, rank), share, levels - 1)]
-        return found
-
-    return Static(tuple(paths((), size, depth)))
-
-
 def best(nodes: Iterable[int], scores: Tensor, count: int) -> list[int]:
     """The count nodes of highest score, elder ones first among equals, in index order."""
     values = scores.tolist()
     return sorted(sorted(nodes, key=lambda node: (-values[node], node))[:count])
 
 
-def _last_level(tree: TokenTree) -> list[int]:
+def last_level(tree: TokenTree) -> list[int]:
+    """The nodes of the deepest level, in index order."""
     deepest = max(tree.depth_list)
     return [node for node, depth in enumerate(tree.depth_list) if depth == deepest]
 
 
-def _at_least_one(rule: Growth, *names: str) -> None:
+def at_least_one(rule: Growth, *names: str) -> None:
+    """ValueError if a setting of that name is below 1."""
     for name in names:
         if getattr(rule, name) < 1:
             raise ValueError(f"{type(rule).__name__}'s {name} must be at least 1, got {getattr(rule, name)}")

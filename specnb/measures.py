@@ -11,7 +11,7 @@ from itertools import accumulate
 import pandas as pd
 import torch
 
-from specnb import assets, bench, costs, growth, head_drafts, models, prompts, replay, verifiers
+from specnb import assets, bench, costs, growth, head_drafts, models, prompts, replay, search, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import Step, decode
 from specnb.draft_models import DraftModel, Tempered
@@ -234,13 +234,13 @@ def _counts(recording: replay.Recording, rules: dict[str, Growth]) -> dict[str, 
 
 def search_rules() -> dict[str, Growth]:
     """SALF's rules by name: EAGLE-2's beam (depth 7 in its code is 8 here), searches, Salf by threshold, filled too."""
-    salf = {f"salf {th:.2f}": growth.Salf(60, 10, th, 10) for th in THRESHOLDS}
-    filled = {f"filled {th:.2f}": growth.Salf(60, 10, th, 10, fill=True) for th in THRESHOLDS}
+    salf = {f"salf {th:.2f}": search.Salf(60, 10, th, 10) for th in THRESHOLDS}
+    filled = {f"filled {th:.2f}": search.Salf(60, 10, th, 10, fill=True) for th in THRESHOLDS}
     beams = {f"beam {depth}": growth.Eagle2(59, depth, 10) for depth in range(3, 9)}
     return {
         **beams,
-        "specexec": growth.SpecExec(59, 10, 10),
-        "opt-tree": growth.OptTree(59, 0.5, 10, 10),
+        "specexec": search.SpecExec(59, 10, 10),
+        "opt-tree": search.OptTree(59, 0.5, 10, 10),
         **salf,
         **filled,
     }

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specnb import exact, explorers, growth, replay, sweep
+from specnb import exact, explorers, growth, race, replay, search, sweep
 from specnb.draft_models import TableDraft
 from specnb.drafters import TreeDrafter
 from specnb.exact import random_model
@@ -116,12 +116,12 @@ def test_pct_explorer_follows_its_sliders():
 
 def test_race_explorer_goes_forward_by_forward():
     """Every stage another picture; the optimal search covers most in the end, SALF's stop leaves forwards out."""
-    rules = {"beam": growth.Eagle2(11, 3, 3), "optimal": growth.Salf(12, 3, 0.0, 4), "SALF": growth.Salf(12, 3, 0.6, 4)}
+    rules = {"beam": growth.Eagle2(11, 3, 3), "optimal": search.Salf(12, 3, 0.0, 4), "SALF": search.Salf(12, 3, 0.6, 4)}
     drafter = exact.toy_drafter(random_model(6, 3), replay.Together(tuple(rules.values()), k=4), Drawn.POINT)
     drafter.begin((0,), Warp(), {})
     draft = drafter.propose(RandomCoins(0), 99)
     labels = [f"<{token}>" for token in draft.tree.token_list]
-    controls = explorers.race_explorer(draft.tree, draft.scores, labels, rules).controls
+    controls = race.race_explorer(draft.tree, draft.scores, labels, rules).controls
     seen = []
     for forward in range(controls.forward.max + 1):
         controls.forward.value = forward

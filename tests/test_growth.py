@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import llama, near_copy
 
-from specnb import bench, exact, growth, verifiers
+from specnb import bench, exact, growth, search, verifiers
 from specnb.decode import steps
 from specnb.draft_models import CausalLMDraft, TableDraft
 from specnb.drafters import TreeDrafter
@@ -197,9 +197,9 @@ RULES = [
     growth.Eagle2(6, 3, 2),
     growth.Pct(0.2, 2, 3, 0.1),
     growth.LayerGain(0.2, 0.1, 2, 3),
-    growth.Salf(5, 2, 0.3, 3),
-    growth.SpecExec(5, 2, 2),
-    growth.OptTree(5, 0.2, 3, 2),
+    search.Salf(5, 2, 0.3, 3),
+    search.SpecExec(5, 2, 2),
+    search.OptTree(5, 0.2, 3, 2),
 ]
 
 
@@ -228,9 +228,9 @@ DEEPER = [
     growth.Eagle2(9, 4, 3),
     growth.Pct(0.02, 3, 4, 0.01),
     growth.LayerGain(0.05, 0.01, 3, 4),
-    growth.Salf(12, 3, 0.2, 4),
-    growth.SpecExec(11, 4, 4),
-    growth.OptTree(11, 0.1, 4, 4),
+    search.Salf(12, 3, 0.2, 4),
+    search.SpecExec(11, 4, 4),
+    search.OptTree(11, 0.1, 4, 4),
 ]
 
 
@@ -287,26 +287,26 @@ def kept(draft) -> set[tuple]:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 999), total=st.integers(1, 25), beam=st.integers(1, 6))
 def test_salf_without_a_stop_is_the_optimal_tree(seed, total, beam):
-    draft, law = grow(growth.Salf(total, beam, 0.0), seed)
+    draft, law = grow(search.Salf(total, beam, 0.0), seed)
     assert kept(draft) == set(likeliest(law, total))
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 999), total=st.integers(2, 25))
 def test_specexec_without_decay_is_the_optimal_tree(seed, total):
-    draft, law = grow(growth.SpecExec(total - 1, 4, 6, 1.0), seed)
+    draft, law = grow(search.SpecExec(total - 1, 4, 6, 1.0), seed)
     assert kept(draft) == set(likeliest(law, total))
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 999), total=st.integers(1, 40), beam=st.integers(1, 6), depth=st.integers(1, 3))
 def test_salf_under_a_depth_is_the_best_tree_of_that_depth(seed, total, beam, depth):
-    draft, law = grow(growth.Salf(total, beam, 0.0, depth=depth), seed)
+    draft, law = grow(search.Salf(total, beam, 0.0, depth=depth), seed)
     assert kept(draft) == set(likeliest(law, total, depth=depth))
 
 
 def test_specexec_prefers_short_paths():
-    shallow, deep = (grow(growth.SpecExec(20, 8, 6, decay))[0].tree.depth for decay in (0.5, 1.0))
+    shallow, deep = (grow(search.SpecExec(20, 8, 6, decay))[0].tree.depth for decay in (0.5, 1.0))
     assert shallow.sum() < deep.sum()
 
 
@@ -331,7 +331,7 @@ def test_what_a_forward_can_add_falls_with_every_forward():
     """SALF's Theorem 1 on 1,000 random trees: S_i is strictly decreasing, so stopping at the first low one is right."""
     forwards = 0
     for seed in range(1000):
-        watched = Watched(growth.Salf(12, 4, 0.0))
+        watched = Watched(search.Salf(12, 4, 0.0))
         grow(watched, seed)
         assert all(a > b for a, b in zip(watched.gains, watched.gains[1:], strict=False)), seed
         forwards += len(watched.gains)
@@ -343,7 +343,7 @@ def test_what_a_forward_can_add_falls_with_every_forward():
 def test_salf_stops_earlier_at_a_higher_threshold(seed, low, high, fill):
     """A higher threshold is the same search, ended earlier; trees are ancestor-closed and within their sizes."""
     low, high = sorted((low, high))
-    few, many = Watched(growth.Salf(20, 4, high, 20, fill)), Watched(growth.Salf(20, 4, low, 20, fill))
+    few, many = Watched(search.Salf(20, 4, high, 20, fill)), Watched(search.Salf(20, 4, low, 20, fill))
     small, large = grow(few, seed)[0], grow(many, seed)[0]
     assert few.gains == many.gains[: len(few.gains)]
     assert all(gain >= high for gain in few.gains)
@@ -360,7 +360,7 @@ def test_optimal_accepts_most_in_expectation():
     """Under the draft's own law no tree of that many nodes, EAGLE-2's among them, is expected to accept more."""
     beaten = 0
     for seed in range(50):
-        optimal, beam = (grow(rule, seed)[0] for rule in (growth.Salf(16, 4, 0.0), growth.Eagle2(15, 5, 3)))
+        optimal, beam = (grow(rule, seed)[0] for rule in (search.Salf(16, 4, 0.0), growth.Eagle2(15, 5, 3)))
         assert len(beam.tree) == len(optimal.tree) == 16
         assert beam.scores.sum() <= optimal.scores.sum() + 1e-12
         beaten += bool(beam.scores.sum() < optimal.scores.sum() - 1e-9)
@@ -369,7 +369,7 @@ def test_optimal_accepts_most_in_expectation():
 
 def test_opt_tree_stops_when_a_level_gains_too_little():
     for seed in range(20):
-        deep, shallow = (Watched(growth.OptTree(12, threshold, 6)) for threshold in (0.0, 0.4))
+        deep, shallow = (Watched(search.OptTree(12, threshold, 6)) for threshold in (0.0, 0.4))
         large, small = grow(deep, seed)[0], grow(shallow, seed)[0]
         assert len(shallow.gains) <= len(deep.gains)
         assert small.scores.sum() <= large.scores.sum() + 1e-12
@@ -407,7 +407,7 @@ def test_sequoia_is_the_best_of_all_shapes(chances, size, depth):
             for rank in range(len(accepts))
             if len(parent) < depth and (*parent, rank) not in shape and (not rank or (*parent, rank - 1) in shape)
         }
-    found = growth.sequoia(accepts, size, depth)
+    found = search.sequoia(accepts, size, depth)
     assert len(found.paths) <= size
     assert max(map(len, found.paths)) <= depth
     best = max(expected_tokens(growth.Static(tuple(sorted(shape, key=len))), accepts) for shape in shapes)
@@ -417,11 +417,11 @@ def test_sequoia_is_the_best_of_all_shapes(chances, size, depth):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: growth.Salf(threshold=1.0), r"threshold must lie in \[0, 1\), got 1.0"),
-        (lambda: growth.Salf(total=0), "total must be at least 1, got 0"),
-        (lambda: growth.SpecExec(decay=0.0), r"decay must lie in \(0, 1\], got 0.0"),
-        (lambda: growth.OptTree(threshold=-1.0), "threshold must be at least 0, got -1.0"),
-        (lambda: growth.sequoia((0.9, 0.8), 4, 2), r"sum to 1 at most, .* got \(0.9, 0.8\)"),
+        (lambda: search.Salf(threshold=1.0), r"threshold must lie in \[0, 1\), got 1.0"),
+        (lambda: search.Salf(total=0), "total must be at least 1, got 0"),
+        (lambda: search.SpecExec(decay=0.0), r"decay must lie in \(0, 1\], got 0.0"),
+        (lambda: search.OptTree(threshold=-1.0), "threshold must be at least 0, got -1.0"),
+        (lambda: search.sequoia((0.9, 0.8), 4, 2), r"sum to 1 at most, .* got \(0.9, 0.8\)"),
     ],
 )
 def test_searches_refuse_bad_settings(make, message):

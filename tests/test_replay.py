@@ -8,7 +8,7 @@ import torch
 from test_heads import make
 from tiny import llama, near_copy
 
-from specnb import bench, exact, growth, head_drafts, replay, verifiers
+from specnb import bench, exact, growth, head_drafts, replay, search, verifiers
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import TreeDrafter
@@ -130,7 +130,7 @@ def test_outcomes_of_chains():
 def test_one_recording_for_several_rules(model):
     """Beams, chains with neighbours and thresholds want different nodes: one recording serves them all."""
     levels = (growth.Eagle2(12, 4, 3), growth.Cape(4), growth.Pct(0.02, 3, 4, 0.01), growth.LayerGain(0.05, 0.01, 3, 4))
-    rules = (*levels, growth.Salf(20, 3, 0.0, 6), growth.SpecExec(14, 4, 5), growth.OptTree(14, 0.1, 5, 5))
+    rules = (*levels, search.Salf(20, 3, 0.0, 6), search.SpecExec(14, 4, 5), search.OptTree(14, 0.1, 5, 5))
     draft, prompt, longest = CausalLMDraft(near_copy(model)), [5, 9, 2, 30], 0
     text = bench.generate(model, max_new_tokens=40, eos_token_id=10_000)(prompt)
     recording = replay.record(Target(model), draft, replay.Together(rules, k=8), prompt, text)
@@ -166,7 +166,7 @@ def test_stages_end_in_what_is_regrown():
     drafter = exact.toy_drafter(exact.random_model(6, 1), growth.DynaTree(6, 4, 0.01, 4000, 4), Drawn.POINT)
     drafter.begin((0,), Warp(), {})
     draft = drafter.propose(RandomCoins(0), 99)
-    for rule in (growth.Eagle2(10, 3, 2), growth.Salf(10, 3, 0.3, 3), growth.DynaTree(3, 2, 0.1, 20)):
+    for rule in (growth.Eagle2(10, 3, 2), search.Salf(10, 3, 0.3, 3), growth.DynaTree(3, 2, 0.1, 20)):
         found = replay.stages(draft.tree, draft.scores, rule)
         nodes, forwards = replay.regrow(draft.tree, draft.scores, rule, 99)
         assert [len(stage.next) for stage in found] == [*forwards, 0]
@@ -177,7 +177,7 @@ def test_stages_end_in_what_is_regrown():
 
 def test_a_recording_serves_searches_at_every_depth_that_is_left():
     """Rules that expand nodes of several depths choose others where a text ends soon: those are recorded too."""
-    rules = (growth.Salf(20, 3, 0.0, 5), growth.Salf(20, 3, 0.4, 5), growth.SpecExec(14, 4, 5), growth.Eagle2(12, 4, 3))
+    rules = (search.Salf(20, 3, 0.0, 5), search.Salf(20, 3, 0.4, 5), search.SpecExec(14, 4, 5), growth.Eagle2(12, 4, 3))
     for seed in range(8):
         drafter = exact.toy_drafter(exact.random_model(8, seed), replay.Together(rules, k=5), Drawn.POINT)
         drafter.begin((0,), Warp(), {})
