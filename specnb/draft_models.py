@@ -142,9 +142,8 @@ class Tempered:
         self.begin, self.commit = draft.begin, draft.commit
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        return (
-            self.draft.expand(tree, frontier).float() / self.temperature
-        )  # in bfloat16 neighbours would fall together
+        logits = self.draft.expand(tree, frontier).float()  # in bfloat16 neighbours would fall together
+        return logits / self.temperature
 
 
 class TableDraft:

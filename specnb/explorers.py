@@ -116,7 +116,7 @@ def law_explorer() -> ipywidgets.VBox:
 def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: Growth) -> tuple[bytes, str]:
     """PNG of what a growth rule makes of a recorded tree, and its size in words. labels: one text per node."""
     nodes, forwards = replay.regrow(tree, scores, rule, max_depth=len(tree))
-    texts = [f"{labels[node]} {f'{float(scores[node]):.2f}'.lstrip('0')}" if node else labels[0] for node in nodes]
+    texts = figures.scored_labels(labels, scores, nodes)
     with plt.rc_context(figures.STYLE):
         figure = Figure(figsize=(10, 5), dpi=100)
         ax = figure.add_axes((0, 0, 1, 1))

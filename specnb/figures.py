@@ -35,10 +35,11 @@ from specnb.tree_figure import (
     light,
     next_kind,
     points,
+    scored_labels,
     tree_table,
 )
 
-__all__ = ["COLOURS", "INK", "LOOKS", "draw_tree", "drawable", "legend", "tree_table"]
+__all__ = ["COLOURS", "INK", "LOOKS", "draw_tree", "drawable", "legend", "scored_labels", "tree_table"]
 
 TEXT_STYLE = "font-size:17px;line-height:1.8;white-space:pre-wrap;max-width:1100px"
 HATCH = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}

@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -25,8 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import assets, bench, growth, heads, measures, prompts, records, replay, sweep
-from specnb.target import Target
+from specnb import assets, bench, growth, heads, measures, prompts, records, sweep
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
 LARGEST = growth.DynaTree(10, 4, 0.01, 4000)  # what is recorded for replay: every smaller tree is a part of it
@@ -35,7 +34,12 @@ LARGEST = growth.DynaTree(10, 4, 0.01, 4000)  # what is recorded for replay: eve
 @cache
 def vocabulary(name: str) -> int:
     """How many tokens a trained head can draft, from its card."""
-    return json.loads((heads.FOLDER / f"{name.partition('@')[0]}.json").read_text(encoding="utf-8"))["vocabulary"]
+    return json.loads(_file(name, "json").read_text(encoding="utf-8"))["vocabulary"]
+
+
+def _file(name: str, kind: str) -> Path:
+    """A trained head's file; its temperature ("edd@1.3") is none of its own."""
+    return heads.FOLDER / f"{name.partition('@')[0]}.{kind}"
 
 
 def check_dynatree(draft_name: str, depth: int, branch: int, threshold: float, budget: int, **_) -> None:
@@ -43,6 +47,17 @@ def check_dynatree(draft_name: str, depth: int, branch: int, threshold: float, b
     growth.DynaTree(depth, branch, threshold, budget)
     if branch > vocabulary(draft_name):
         raise ValueError(f"branch {branch} exceeds the draft's vocabulary of {vocabulary(draft_name)}")
+
+
+def run(
+    options: argparse.Namespace,
+    executor: Executor | None,
+    measure: Callable,
+    cells: Sequence[dict],
+    results: Sequence[str],
+) -> pd.DataFrame:
+    """The cells, measured into OUT.csv where the options say."""
+    return sweep.run(measure, cells, f"{options.out}.csv", results=results, executor=executor, retry=options.retry)
 
 
 def run_dynatree(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
@@ -59,9 +74,8 @@ def run_dynatree(options: argparse.Namespace, executor: Executor | None) -> pd.D
         file = f"{options.out}_plain.csv"
         return sweep.run(measures.plain, lengths, file, results=("seconds", "tokens"), retry=options.retry)
 
-    again = {"executor": executor, "retry": options.retry}
     before = baseline(range(2))
-    table = sweep.run(measures.dynatree, wanted, f"{options.out}.csv", results=measures.DYNATREE_RESULTS, **again)
+    table = run(options, executor, measures.dynatree, wanted, measures.DYNATREE_RESULTS)
     return pd.concat([before, table, baseline(range(2, 4))])  # a machine that has changed meanwhile shows
 
 
@@ -91,8 +105,7 @@ def run_texts(options: argparse.Namespace, executor: Executor | None) -> pd.Data
         for rule, told in [*((rule, True) for rule in chosen), (chosen[0], False)]
     ]
     record(options, dtype="float32")
-    again = {"executor": executor, "retry": options.retry}
-    return sweep.run(measures.same_text, wanted, f"{options.out}.csv", results=measures.TEXT_RESULTS, **again)
+    return run(options, executor, measures.same_text, wanted, measures.TEXT_RESULTS)
 
 
 def run_replay(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
@@ -102,9 +115,7 @@ def run_replay(options: argparse.Namespace, executor: Executor | None) -> pd.Dat
     files = {p: f"{options.out}_{options.draft}_{name}_{options.tokens}.npz" for p, name in names.items()}
     for prompt, file in files.items():
         if not Path(file).exists():
-            target, text = Target(measures.pair("float32").target), measures.plain_text(prompt, options.tokens)
-            ids, model = measures.encoded(prompt, "float32"), measures.draft(options.draft, "float32")
-            replay.record(target, model, LARGEST, ids, text).save(file)
+            measures.recorded(options.draft, prompt, options.tokens, LARGEST).save(file)
     paths = {prompt: os.path.relpath(file, assets.ROOT) for prompt, file in files.items()}
     wanted = [
         {"draft_name": options.draft, **setting, "prompt": prompt, "recording": paths[prompt]}
@@ -113,8 +124,7 @@ def run_replay(options: argparse.Namespace, executor: Executor | None) -> pd.Dat
     ]
     if not wanted:
         return pd.DataFrame({"status": []})
-    again = {"executor": executor, "retry": options.retry}
-    return sweep.run(measures.replayed, wanted, f"{options.out}.csv", results=measures.REPLAY_RESULTS, **again)
+    return run(options, executor, measures.replayed, wanted, measures.REPLAY_RESULTS)
 
 
 def run_decoded(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
@@ -139,8 +149,7 @@ def run_decoded(options: argparse.Namespace, executor: Executor | None) -> pd.Da
         for name, rule in runs[i % len(runs) :] + runs[: i % len(runs)]  # another one first on each prompt
     ]
     record(options, sorted({name for name, _ in runs[1:]}), dtype="bfloat16")
-    again = {"executor": executor, "retry": options.retry}
-    return sweep.run(measures.decoded, wanted, f"{options.out}.csv", results=measures.DECODED, **again)
+    return run(options, executor, measures.decoded, wanted, measures.DECODED)
 
 
 def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
@@ -152,25 +161,20 @@ def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.Data
     common |= {"vanilla": [False]} if options.no_vanilla else {}
     wanted = sweep.grid(draft_name=[options.draft], prompt=options.prompts, **common)
     record(options, dtype="float32")
-    again = {"executor": executor, "retry": options.retry}
-    return sweep.run(measures.trees, wanted, f"{options.out}.csv", results=measures.TREES_RESULTS, **again)
+    return run(options, executor, measures.trees, wanted, measures.TREES_RESULTS)
 
 
 def run_searches(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
     """SALF's growth rules and thresholds on every prompt."""
     wanted = sweep.grid(draft_name=[options.draft], prompt=options.prompts, length=[options.tokens])
     record(options, dtype="float32")
-    again = {"executor": executor, "retry": options.retry}
-    return sweep.run(measures.searches, wanted, f"{options.out}.csv", results=measures.SEARCHES_RESULTS, **again)
+    return run(options, executor, measures.searches, wanted, measures.SEARCHES_RESULTS)
 
 
 def record(options: argparse.Namespace, drafts: Sequence[str] = (), **facts) -> None:
     """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and each head by its hash."""
     command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
-    hashes = {
-        name: assets.sha256(heads.FOLDER / f"{name.partition('@')[0]}.safetensors")
-        for name in drafts or [options.draft]
-    }
+    hashes = {name: assets.sha256(_file(name, "safetensors")) for name in drafts or [options.draft]}
     records.add_run(f"{options.out}.json", command, head_sha256=hashes, **facts)
 
 

@@ -22,7 +22,8 @@ from specnb.target import Target
 LENGTHS = (100, 200, 300, 500, 1000)  # of DynaTree's sweep
 DYNATREE_RESULTS = tuple(f"{name} {n}" for n in LENGTHS for name in ("seconds", "tokens", "steps", "nodes"))
 TEXT_RESULTS = ("equal", "first", "gap", "same")
-REPLAY_RESULTS = ("steps", "equal", "same", "draft", "target", "verify", "commit")
+PHASES = ("draft", "target", "verify", "commit")
+REPLAY_RESULTS = ("steps", "equal", "same", *PHASES)
 
 ALONE = threading.Lock()  # drafts have a state and seconds are measured: one cell at a time in a process
 
@@ -48,12 +49,15 @@ def encoded(prompt: str, dtype: str) -> list[int]:
     return pair(dtype).encode(prompts.text(prompt))
 
 
+def generate(dtype: str, length: int, **options) -> bench.Method:
+    """transformers' own generate, to exactly so many tokens: end tokens are text. Greedy unless options say more."""
+    return bench.generate(pair(dtype).target, max_new_tokens=length, eos_token_id=len(pair(dtype).tokenizer), **options)
+
+
 @cache
 def plain_text(prompt: str, length: int) -> tuple[int, ...]:
-    """What transformers' generate writes greedily in float32, end tokens taken as text."""
-    model = pair("float32").target
-    method = bench.generate(model, max_new_tokens=length, eos_token_id=len(pair("float32").tokenizer))
-    return tuple(method(encoded(prompt, "float32")))
+    """What transformers' generate writes greedily in float32."""
+    return tuple(generate("float32", length)(encoded(prompt, "float32")))
 
 
 def after(steps: list[Step], length: int) -> dict[str, float]:
@@ -96,6 +100,13 @@ def same_text(draft_name: str, rule: str, prompt: str, length: int, positions: b
     return {name: row[name].item() if hasattr(row[name], "item") else row[name] for name in TEXT_RESULTS}
 
 
+def recorded(draft_name: str, prompt: str, length: int, largest: Growth) -> replay.Recording:
+    """The draft's largest trees along the plain float32 text of one prompt."""
+    with ALONE:
+        target, ids = Target(pair("float32").target), encoded(prompt, "float32")
+        return replay.record(target, draft(draft_name, "float32"), largest, ids, plain_text(prompt, length))
+
+
 def replayed(
     draft_name: str, depth: int, branch: int, threshold: float, budget: int, prompt: str, recording: str
 ) -> dict[str, object]:
@@ -105,27 +116,21 @@ def replayed(
     them). Seconds are those of the run's steps after the first, which holds the prefill.
     """
     with ALONE:
-        recorded, rule = (
-            replay.Recording.load(assets.ROOT / recording),
-            growth.DynaTree(depth, branch, threshold, budget),
-        )
+        known, rule = replay.Recording.load(assets.ROOT / recording), growth.DynaTree(depth, branch, threshold, budget)
         drafter, options = TreeDrafter(draft(draft_name, "float32"), rule), {"eos": ()}
         target, ids = Target(pair("float32").target), encoded(prompt, "float32")
-        out = decode(target, drafter, verifiers.greedy, ids, max_new_tokens=len(recorded.text), **options)
-    turns, later = replay.replay(recorded, rule), out.steps[1:]
+        out = decode(target, drafter, verifiers.greedy, ids, max_new_tokens=len(known.text), **options)
+    turns, later = replay.replay(known, rule), out.steps[1:]
     real = [(len(step.draft.tree), len(step.verdict.path)) for step in out.steps]
-    phases = {name: sum(step.seconds[name] for step in later) for name in ("draft", "target", "verify", "commit")}
+    phases = {name: sum(step.seconds[name] for step in later) for name in PHASES}
     same = real == [(turn.nodes, turn.accepted) for turn in turns]
-    return {"steps": len(real), "equal": out.tokens == recorded.text, "same": same, **phases}
+    return {"steps": len(real), "equal": out.tokens == known.text, "same": same, **phases}
 
 
 def plain(length: int, prompt: str, repetition: int) -> dict[str, float]:
-    """transformers' own generate, greedy, to exactly so many tokens: every speed-up's baseline. End tokens are text."""
+    """transformers' own generate, greedy: every speed-up's baseline."""
     with ALONE:
-        method = bench.generate(
-            pair("bfloat16").target, max_new_tokens=length, eos_token_id=len(pair("bfloat16").tokenizer)
-        )
-        tokens, seconds = costs.timed(partial(method, encoded(prompt, "bfloat16")))
+        tokens, seconds = costs.timed(partial(generate("bfloat16", length), encoded(prompt, "bfloat16")))
     return {"seconds": seconds, "tokens": len(tokens)}
 
 
@@ -137,20 +142,20 @@ def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length:
     verify and commit: seconds of the later steps. nodes, depth: of the trees that were verified, summed over steps.
     """
     with ALONE:
-        ids, end, sizes = encoded(prompt, "bfloat16"), len(pair("bfloat16").tokenizer), {}
-        target, sampling = pair("bfloat16").target, {"do_sample": True, "top_k": 0, "top_p": 1.0}
+        ids, sizes = encoded(prompt, "bfloat16"), {}
         if rule == "plain":
-            options = {"eos_token_id": end, **({**sampling, "temperature": temperature} if temperature else {})}
-            one, method = (bench.generate(target, max_new_tokens=n, **options) for n in (1, length))
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+            one, method = (generate("bfloat16", n, **sampling) for n in (1, length))
             phases = {"prefill": costs.timed(partial(one, ids))[1]}
             torch.manual_seed(0)
             tokens, seconds = costs.timed(partial(method, ids))
         else:
+            target = Target(pair("bfloat16").target)
             drafter = TreeDrafter(draft(draft_name, "bfloat16"), bench.rule(rule))
             verifier = verifiers.one_hot if temperature else verifiers.greedy
             _warm(draft_name, rule)
             options = {"max_new_tokens": length, "temperature": temperature, "eos": ()}
-            out, seconds = costs.timed(partial(decode, Target(target), drafter, verifier, ids, **options))
+            out, seconds = costs.timed(partial(decode, target, drafter, verifier, ids, **options))
             tokens, (first, *later) = out.tokens, out.steps
             phases = {name: sum(step.seconds[name] for step in later) for name in PHASES}
             phases["prefill"] = sum(first.seconds.values())
@@ -167,7 +172,6 @@ def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length:
     }
 
 
-PHASES = ("draft", "target", "verify", "commit")
 DECODED = ("seconds", "tokens", "steps", "nodes", "depth", "prefill", *PHASES)
 
 
@@ -207,11 +211,8 @@ def trees(
     """
     rules = study_rules(cost, node)
     widest = [rules[name] for name in ("chain 10", "cape", "eagle2", "pct width 10", "pct w/o gain", "layer gain")]
-    with ALONE:
-        target, model, ids = Target(pair("float32").target), draft(draft_name, "float32"), encoded(prompt, "float32")
-        text = plain_text(prompt, length)
-        recording = replay.record(target, model, replay.Together(tuple(widest), k=10), ids, text)
-        full = replay.record(target, model, rules["vct"], ids, text) if vanilla else None
+    recording = recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10))
+    full = recorded(draft_name, prompt, length, rules["vct"]) if vanilla else None
     vct = {"vct": rules.pop("vct")}
     counts = _counts(full, vct) if full else {f"vct: {what}": float("nan") for what in COUNTS}
     return {"chains": _pack(replay.outcomes(recording)), **counts, **_counts(recording, rules)}
@@ -257,11 +258,7 @@ def searches(draft_name: str, prompt: str, length: int) -> dict[str, int]:
     """
     rules = search_rules()
     widest = [rules[name] for name in ("beam 8", "specexec", "opt-tree", "salf 0.00")]
-    with ALONE:
-        target, model, ids = Target(pair("float32").target), draft(draft_name, "float32"), encoded(prompt, "float32")
-        text = plain_text(prompt, length)
-        recording = replay.record(target, model, replay.Together(tuple(widest), k=10), ids, text)
-    return _counts(recording, rules)
+    return _counts(recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10)), rules)
 
 
 def _pack(outcomes: pd.DataFrame) -> str:

@@ -27,8 +27,8 @@ def render_race(
         for i, (name, rule) in enumerate(rules.items()):
             found = replay.stages(tree, scores, rule)
             stage = found[min(forward, len(found) - 1)]
-            texts = [f"{labels[node]} {f'{float(scores[node]):.2f}'.lstrip('0')}" for node in stage.scored]
-            drawn = figures.tree_table(Draft(tree.keep(stage.scored)), labels=[labels[0], *texts[1:]])
+            texts = figures.scored_labels(labels, scores, stage.scored)
+            drawn = figures.tree_table(Draft(tree.keep(stage.scored)), labels=texts)
             kept = ["accepted" if node in stage.kept else "unvisited" for node in stage.scored[1:]]
             states = ["root", *kept]
             for node in set(stage.next) - {0}:

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from specnb import assets, records
 from specnb.draft_models import DraftModel
 from specnb.drafters import TreeDrafter
-from specnb.growth import Frontier, Growth
+from specnb.growth import Frontier, Growth, last_level
 from specnb.sampling import RandomCoins
 from specnb.target import Target
 from specnb.tree import TokenTree
@@ -112,27 +112,30 @@ def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tup
 
     Raises ValueError where the rule wants a child that was not recorded.
     """
-    nodes, grown, forwards, short = _grow(tree, scores, rule, max_depth)
-    for node, k in short.items():
+    *before, last = _turns(tree, scores, rule, max_depth)
+    _refuse_short(tree, rule, last)
+    return _kept(rule, scores, last), tuple(len(frontier) for _, _, frontier, _ in before)
+
+
+Before = tuple[list[int], TokenTree, list[int], dict[int, int]]
+
+
+def _kept(rule: Growth, scores: Tensor, turn: Before) -> list[int]:
+    """The recorded nodes that the rule keeps if drafting ends before this turn."""
+    nodes, grown, _, _ = turn
+    keep = rule.finish(grown, scores[nodes])
+    return nodes if keep is None else [nodes[i] for i in sorted({0, *keep})]
+
+
+def _refuse_short(tree: TokenTree, rule: Growth, turn: Before) -> None:
+    for node, k in turn[3].items():
         raise ValueError(
             f"{rule} wants {k} children where the recording has {len(tree.children[node])}: "
             f"record with a wider, deeper or less pruned tree"
         )
-    keep = rule.finish(grown, scores[nodes])
-    return nodes if keep is None else [nodes[i] for i in sorted({0, *keep})], tuple(forwards)
 
 
-def _grow(
-    tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int
-) -> tuple[list[int], TokenTree, list[int], dict[int, int]]:
-    """The recorded nodes a rule drafts, their tree, its frontiers' sizes, and nodes that lack the children it wants."""
-    *before, (nodes, grown, _, short) = _turns(tree, scores, rule, max_depth)
-    return nodes, grown, [len(frontier) for _, _, frontier, _ in before], short
-
-
-def _turns(
-    tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int
-) -> Iterator[tuple[list[int], TokenTree, list[int], dict[int, int]]]:
+def _turns(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> Iterator[Before]:
     """Before each draft forward: recorded nodes drafted so far, their tree, the frontier (places in it), what it lacks.
 
     The last turn has an empty frontier, or lacks something.
@@ -162,13 +165,11 @@ class Stage:
 
 def stages(tree: TokenTree, scores: Tensor, rule: Growth) -> list[Stage]:
     """A rule's draft forwards one by one, the last stage with nothing next; ValueError as in ``regrow``."""
-    regrow(tree, scores, rule, len(tree))
-    found = []
-    for nodes, grown, frontier, _ in _turns(tree, scores, rule, len(tree)):
-        keep = rule.finish(grown, scores[nodes])
-        kept = range(len(nodes)) if keep is None else {0, *keep}
-        found.append(Stage(tuple(nodes), tuple(nodes[i] for i in frontier), tuple(nodes[i] for i in sorted(kept))))
-    return found
+    turns = list(_turns(tree, scores, rule, len(tree)))
+    _refuse_short(tree, rule, turns[-1])
+    return [
+        Stage(tuple(turn[0]), tuple(turn[0][i] for i in turn[2]), tuple(_kept(rule, scores, turn))) for turn in turns
+    ]
 
 
 @dataclass(frozen=True)
@@ -187,12 +188,10 @@ class Together:
         wanted: set[int] = set()
         for rule in self.rules:
             turns = list(_turns(tree, scores, rule, len(tree)))
-            by_level = all(
-                grown.depth_list[node] == max(grown.depth_list) for _, grown, frontier, _ in turns for node in frontier
-            )
+            by_level = all(set(frontier) <= {*last_level(grown)} for _, grown, frontier, _ in turns)
             wanted |= turns[-1][3].keys()
             for cap in () if by_level else range(1, max(tree.depth_list) + 1):
-                wanted |= _grow(tree, scores, rule, cap)[3].keys()
+                wanted |= [*_turns(tree, scores, rule, cap)][-1][3].keys()
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> None:

@@ -42,7 +42,7 @@ class Salf:
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         popped, beam = self._popped(tree, scores)
-        bar = min(float(scores[node]) for node in popped) if len(popped) == self.total else 0.0
+        bar = scores[popped].min() if len(popped) == self.total else 0.0
         beam = [node for node in beam if scores[node] > bar]
         gain = float(scores[beam].sum())  # S_i of the paper: what a further forward can add at most
         return [(node, self.width) for node in beam] if beam and gain >= self.threshold else []

@@ -117,6 +117,11 @@ def label_tokens(tokens: Sequence[int], labels: Labels, n: int | None = None) ->
     return [*labels, *map(str, tokens[len(labels) :])]
 
 
+def scored_labels(labels: Sequence[str], scores: Tensor, nodes: Sequence[int]) -> list[str]:
+    """Texts of some nodes of a tree, each but the root's with its path probability."""
+    return [f"{labels[node]} {f'{float(scores[node]):.2f}'.lstrip('0')}" if node else labels[0] for node in nodes]
+
+
 def _end(verdict: Verdict) -> int:
     return verdict.path[-1] if verdict.path else 0
 

@@ -21,6 +21,7 @@ ORDER = [
     "decode", "hf", "exact", "broken", "replay", "metrics", "training", "costs", "bench", "sweep",
     "measures", "grids", "paired", "paper", "tree_figure", "figures", "widgets", "explorers", "race",
 ]  # fmt: skip
+WIDGETS = ("widgets", "explorers", "race")
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))
 MOST_LINES = 300
 
@@ -167,9 +168,7 @@ def violations(source: str, module: str) -> list[str]:
         return [f"{module} has no place in the order"]
     wrong = []
     for other in sorted(imported(source, module) - {name}):
-        if other in ("widgets", "explorers", "race") or (
-            other == "figures" and name not in ("widgets", "explorers", "race")
-        ):
+        if other in WIDGETS or (other == "figures" and name not in WIDGETS):
             wrong.append(f"{module} imports {other}, which only notebooks do")
         elif ORDER.index(other) > ORDER.index(name):
             wrong.append(f"{module} imports {other}, which comes after it")

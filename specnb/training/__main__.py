@@ -52,8 +52,10 @@ def main() -> None:
     elif options.what == "train":
         schedule = replace(loop.Schedule(epochs=options.epochs), lr=options.lr)
         text = {"dialogues": corpus.load()[: options.dialogues], "ids": runs.vocabulary()}
-        layers = {loop.RECIPES[name].hidden_layer for name in options.names} - {None}
-        runs.corpus_features(pair, text["dialogues"], text["ids"], sorted(layers))  # one pass for all of them
+        untrained = [name for name in options.names if options.again or not (options.out / f"{name}.json").exists()]
+        layers = {loop.RECIPES[name].hidden_layer for name in untrained} - {None}
+        if len(layers) > 1:  # one pass of the target for all of them
+            runs.corpus_features(pair, text["dialogues"], text["ids"], sorted(layers))
         for name in options.names:
             runs.train(pair, name, schedule, command, **text, out=options.out, again=options.again)
     elif options.what == "ranks":

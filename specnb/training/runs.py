@@ -148,7 +148,8 @@ def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out:
         raise ValueError(f"{folder} holds no trained heads: run `python -m specnb.training train NAME` first")
     loaded = [heads.load(path.with_suffix(""), pair.target) for path in paths]
     layers = {spec.hidden_layer for _, spec, _ in loaded} - {None}
-    corpus_features(pair, dialogues, loaded[0][2].ids.cpu(), sorted(layers))  # one pass where they share a vocabulary
+    if len(layers) > 1:  # one pass of the target where they share a vocabulary
+        corpus_features(pair, dialogues, loaded[0][2].ids.cpu(), sorted(layers))
     for path, (head, spec, frozen) in zip(paths, loaded, strict=True):
         data = corpus_features(pair, dialogues, frozen.ids.cpu(), [spec.hidden_layer] if spec.hidden_layer else [])
         tables.append(evaluation.measure(path.stem, head, spec, frozen, data, sets))
