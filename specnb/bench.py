@@ -20,8 +20,9 @@ from transformers import PreTrainedModel
 
 from specnb import assets, costs, growth, head_drafts, heads, metrics, models, records, search, verifiers
 from specnb import prompts as prompt_sets
+from specnb.adaptive import AdaptiveDrafter
 from specnb.decode import decode
-from specnb.draft_models import CausalLMDraft
+from specnb.draft_models import CausalLMDraft, DraftModel
 from specnb.drafters import Drafter, NgramDrafter, TreeDrafter
 from specnb.streaming import Window
 from specnb.target import Target
@@ -156,8 +157,8 @@ def drafted(
             found[name] = generate(model, **theirs, **options(model))
         else:
             growing, window = options
-            drafter = NgramDrafter() if growing is None else TreeDrafter(loaded, growing)
-            found[name] = speculative(model, drafter, verifiers.greedy, window=window, **ours)
+            drafting = NgramDrafter() if growing is None else drafter(name, loaded, growing)
+            found[name] = speculative(model, drafting, verifiers.greedy, window=window, **ours)
     return found
 
 
@@ -172,6 +173,7 @@ RULES = {
     "pct": growth.Pct,
     "layer": growth.LayerGain,
     "salf": search.Salf,
+    "adaptive": search.Salf,
     "specexec": search.SpecExec,
     "opt": search.OptTree,
 }
@@ -191,6 +193,11 @@ def rule(name: str) -> growth.Growth:
         raise ValueError(
             f"{name!r}: {kind} takes numbers with commas between, in the order of {settings}: {error}"
         ) from error
+
+
+def drafter(name: str, draft_model: DraftModel, growing: growth.Growth | None = None) -> Drafter:
+    """A drafter with the growth rule of that name; "adaptive …" is salf with a threshold learnt on the way."""
+    return (AdaptiveDrafter if name.startswith("adaptive") else TreeDrafter)(draft_model, growing or rule(name))
 
 
 # transformers' own by the options of generate; ours by growth rule (None: n-gram tree) and cache window
@@ -233,6 +240,7 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", metavar="NAME", help="time trained heads' draft forwards instead")
     parser.add_argument("--curves", metavar="NAME", help="time a head's and the target's forward by number of nodes")
     parser.add_argument("--prefix", type=int, default=300, help="tokens behind which --curves are measured")
+    parser.add_argument("--building", metavar="NAME", help="time a head's tree building outside its forwards instead")
     parser.add_argument("--verify", nargs="+", metavar="NAME", help="time verification of trained heads' trees instead")
     parser.add_argument(
         "--sampled", nargs="+", metavar="NAME", help="time decoding at temperature 1 by every rule instead"
@@ -256,6 +264,11 @@ def main() -> None:
     elif options.curves:
         shown = frame = costs.cost_curves(pair, options.curves, sizes=SIZES, prefix=options.prefix)
         facts |= {"prefix": options.prefix}
+    elif options.building:
+        rules = {
+            name: rule(name) for name in ("eagle2 59,8,10", "salf 60,10,0.0", "salf 60,10,0.6", "salf 60,10,0.6,10")
+        }
+        shown = frame = costs.building_costs(pair, options.building, rules, ids, **length)
     elif options.verify:
         frame = costs.verification_costs(pair, options.verify, ids, **length)
         facts |= {"tree": "binary, 31 nodes", "new_tokens": options.tokens}

@@ -4,17 +4,19 @@
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import TypeVar
 
 import pandas as pd
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from specnb import assets, growth, head_drafts, models, verifiers
 from specnb.decode import decode, steps
+from specnb.draft_models import DraftModel
 from specnb.drafters import TreeDrafter
 from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
@@ -137,3 +139,49 @@ def sampled(
             counts = {"tokens": sum(len(step.tokens) for step in later), "steps": len(later)}
             rows.append({"draft": name, "shape": shape, "rule": rule, "prompt": i, **counts, **seconds})
     return pd.DataFrame(rows)
+
+
+class Watched:
+    """A draft model whose forwards are timed: seconds and their number since the last ``take``."""
+
+    def __init__(self, draft_model: DraftModel):
+        self.inner, self.seconds, self.forwards = draft_model, 0.0, 0
+        self.hidden_layers, self.ids, self.max_depth = draft_model.hidden_layers, draft_model.ids, draft_model.max_depth
+        self.begin, self.commit = draft_model.begin, draft_model.commit
+
+    def expand(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+        logits, seconds = timed(partial(self.inner.expand, tree, nodes))
+        self.seconds, self.forwards = self.seconds + seconds, self.forwards + 1
+        return logits
+
+    def take(self) -> tuple[float, int]:
+        taken, self.seconds, self.forwards = (self.seconds, self.forwards), 0.0, 0
+        return taken
+
+
+def building_costs(
+    pair: models.Pair,
+    name: str,
+    rules: Mapping[str, growth.Growth],
+    prompts: Sequence[list[int]],
+    *,
+    max_new_tokens: int,
+) -> pd.DataFrame:
+    """Milliseconds of building trees outside the draft model's forwards, by rule, on the steps of real decoding.
+
+    One row per rule: forwards a step, and medians over steps of what a forward takes in the draft model ("draft")
+    and around it ("building": laws, children, scores, the rule's own choices). First steps hold the prefill and are
+    left out, and so is the end of a text, where nothing is drafted.
+    """
+    rows, target = [], Target(pair.target)
+    watched = Watched(head_drafts.load(name, pair.target))
+    for prompt, (rule, growing) in tqdm(list(product(prompts, rules.items())), disable=assets.QUIET):
+        drafter = TreeDrafter(watched, growing)
+        for step in steps(target, drafter, verifiers.greedy, prompt, max_new_tokens=max_new_tokens):
+            seconds, forwards = watched.take()
+            if step.index and forwards:
+                rows.append(
+                    (rule, forwards, 1000 * seconds / forwards, 1000 * (step.seconds["draft"] - seconds) / forwards)
+                )
+    table = pd.DataFrame(rows, columns=["rule", "forwards", "draft", "building"]).groupby("rule", sort=False)
+    return table.agg({"forwards": "mean", "draft": "median", "building": "median"}).reset_index()

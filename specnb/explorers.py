@@ -115,7 +115,7 @@ def law_explorer() -> ipywidgets.VBox:
 
 def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: Growth) -> tuple[bytes, str]:
     """PNG of what a growth rule makes of a recorded tree, and its size in words. labels: one text per node."""
-    nodes, forwards = replay.regrow(tree, scores, rule, max_depth=len(tree))
+    nodes, frontiers = replay.regrow(tree, scores, rule, max_depth=len(tree))
     texts = figures.scored_labels(labels, scores, nodes)
     with plt.rc_context(figures.STYLE):
         figure = Figure(figsize=(10, 5), dpi=100)
@@ -124,13 +124,13 @@ def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: 
         picture = figures.png(figure)
     covers = float(scores[nodes][1:].sum())
     gain = (
-        f" · gains {covers - rule.cost * len(forwards):.2f} target calls before verification"
+        f" · gains {covers - rule.cost * len(frontiers):.2f} target calls before verification"
         if isinstance(rule, growth.Pct)
         else ""
     )
     return picture, (
-        f"{len(nodes) - 1} draft tokens · {len(forwards)} draft forwards, a level at a time "
-        f"({sum(forwards)} if fed node by node) · covers {covers:.2f} expected tokens{gain}"
+        f"{len(nodes) - 1} draft tokens · {len(frontiers)} draft forwards, a level at a time "
+        f"({sum(map(len, frontiers))} if fed node by node) · covers {covers:.2f} expected tokens{gain}"
     )
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import assets, bench, growth, heads, measures, prompts, records, sweep
+from specnb import assets, bench, growth, heads, measures, prompts, records, studies, sweep
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
 LARGEST = growth.DynaTree(10, 4, 0.01, 4000)  # what is recorded for replay: every smaller tree is a part of it
@@ -156,19 +156,19 @@ def run_trees(options: argparse.Namespace, executor: Executor | None) -> pd.Data
     """EDD's growth rules, and what becomes of the likeliest chains, on every prompt."""
     if options.cost is None or options.node is None:
         raise ValueError("trees needs --cost and --node: what a draft call and a node more cost of a target call")
-    measures.study_rules(options.cost, options.node)  # ValueError on prices without sense
+    studies.edd_rules(options.cost, options.node)  # ValueError on prices without sense
     common = {"length": [options.tokens], "cost": [options.cost], "node": [options.node]}
     common |= {"vanilla": [False]} if options.no_vanilla else {}
     wanted = sweep.grid(draft_name=[options.draft], prompt=options.prompts, **common)
     record(options, dtype="float32")
-    return run(options, executor, measures.trees, wanted, measures.TREES_RESULTS)
+    return run(options, executor, studies.trees, wanted, studies.TREES_RESULTS)
 
 
 def run_searches(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
     """SALF's growth rules and thresholds on every prompt."""
     wanted = sweep.grid(draft_name=[options.draft], prompt=options.prompts, length=[options.tokens])
     record(options, dtype="float32")
-    return run(options, executor, measures.searches, wanted, measures.SEARCHES_RESULTS)
+    return run(options, executor, studies.searches, wanted, studies.SEARCHES_RESULTS)
 
 
 def record(options: argparse.Namespace, drafts: Sequence[str] = (), **facts) -> None:
@@ -225,10 +225,13 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
 
 
 def chosen(name: str) -> list[str]:
-    """Ids of prompts: all of a set for "own", the first four of each domain for "own:4", or the id itself."""
+    """Ids of prompts: all of a set for "own", the first four of each domain for "own:4", of one domain for
+    "translation:4", or the id itself."""
     kind, _, count = name.partition(":")
     if kind in prompts.SETS:
         return bench.choose(kind, int(count) if count else None)["id"].tolist()
+    if kind in prompts.DOMAINS:
+        return prompts.own().query("task == @kind")["id"].tolist()[: int(count) if count else None]
     prompts.text(name)  # ValueError if there is no such prompt
     return [name]
 
@@ -238,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=WORK)
     parser.add_argument("--draft", default="vdm", help="a trained head")
-    parser.add_argument("--prompts", nargs="+", default=["paper"], help='ids, or a set: "own", "own:4" of each domain')
+    parser.add_argument("--prompts", nargs="+", default=["paper"], help='ids, sets: "own", "own:4", "rag:4"')
     parser.add_argument("--tokens", type=int, default=48, help="of a checked or recorded text")
     parser.add_argument("--cost", type=float, help="of a draft call, as a share of a target call")
     parser.add_argument("--node", type=float, help="of one node more in a tree, as a share of a target call")

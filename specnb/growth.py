@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from specnb.tree import TokenTree
@@ -253,10 +254,11 @@ class LayerGain:
         return [node for node in range(1, len(tree)) if scores[node] >= self.node]
 
 
-def best(nodes: Iterable[int], scores: Tensor, count: int) -> list[int]:
+def best(nodes: Iterable[int] | Tensor, scores: Tensor, count: int) -> list[int]:
     """The count nodes of highest score, elder ones first among equals, in index order."""
-    values = scores.tolist()
-    return sorted(sorted(nodes, key=lambda node: (-values[node], node))[:count])
+    nodes = nodes if isinstance(nodes, Tensor) else torch.tensor(sorted(nodes), dtype=torch.int64)
+    order = scores[nodes].argsort(descending=True, stable=True)[:count]
+    return nodes[order].sort().values.tolist()
 
 
 def last_level(tree: TokenTree) -> list[int]:

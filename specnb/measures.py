@@ -3,15 +3,13 @@
 Times are those of the embedded pair in bfloat16, texts and replays are compared in float32.
 """
 
-import json
 import threading
 from functools import cache, partial
 from itertools import accumulate
 
-import pandas as pd
 import torch
 
-from specnb import assets, bench, costs, growth, head_drafts, models, prompts, replay, search, verifiers
+from specnb import assets, bench, costs, growth, head_drafts, models, prompts, replay, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import Step, decode
 from specnb.draft_models import DraftModel, Tempered
@@ -90,7 +88,7 @@ def same_text(draft_name: str, rule: str, prompt: str, length: int, positions: b
     """
     with ALONE:
         model = pair("float32").target
-        drafter = TreeDrafter(draft(draft_name, "float32"), bench.rule(rule))
+        drafter = bench.drafter(rule, draft(draft_name, "float32"))
         target, options = (Target if positions else Unpositioned)(model), {"max_new_tokens": length, "eos": ()}
         methods = {
             "generate": lambda _: list(plain_text(prompt, length)),
@@ -151,7 +149,7 @@ def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length:
             tokens, seconds = costs.timed(partial(method, ids))
         else:
             target = Target(pair("bfloat16").target)
-            drafter = TreeDrafter(draft(draft_name, "bfloat16"), bench.rule(rule))
+            drafter = bench.drafter(rule, draft(draft_name, "bfloat16"))
             verifier = verifiers.one_hot if temperature else verifiers.greedy
             _warm(draft_name, rule)
             options = {"max_new_tokens": length, "temperature": temperature, "eos": ()}
@@ -178,103 +176,6 @@ DECODED = ("seconds", "tokens", "steps", "nodes", "depth", "prefill", *PHASES)
 @cache
 def _warm(draft_name: str, rule: str) -> None:
     """A first short run, whose forwards are slow."""
-    drafter = TreeDrafter(draft(draft_name, "bfloat16"), bench.rule(rule))
+    drafter = bench.drafter(rule, draft(draft_name, "bfloat16"))
     ids = pair("bfloat16").encode("Good morning.")
     decode(Target(pair("bfloat16").target), drafter, verifiers.greedy, ids, max_new_tokens=8)
-
-
-def study_rules(cost: float, node: float) -> dict[str, Growth]:
-    """EDD's rules by name, its ablations and widths, and break-even by layer; prices are shares of a target call."""
-    widths = {f"pct width {k}": growth.Pct(cost, k) for k in (1, 2, 3, 4, 6, 8, 10)}
-    return {
-        "chain 5": growth.chain(5),
-        "chain 10": growth.chain(10),
-        "vct": growth.kary(3, 5),
-        "cape": growth.Cape(),
-        "eagle2": growth.Eagle2(50, 6, 10),
-        "pct": growth.Pct(cost),
-        "pct w/o gain": growth.Pct(cost, alone=True, budget=100, leaf=0.01),
-        "pct w/o leaves": growth.Pct(cost, leaf=0),
-        "layer gain": growth.LayerGain(cost, node),
-        **widths,
-    }
-
-
-def trees(
-    draft_name: str, prompt: str, length: int, cost: float, node: float, vanilla: bool = True
-) -> dict[str, object]:
-    """Every rule of EDD's comparison, replayed along the plain float32 text of one prompt from one recording.
-
-    Per rule: steps, nodes of the verified trees, draft forwards and nodes fed to the draft, in all steps. chains:
-    what became of the likeliest chain at every place, as ``chain_table`` reads it. The vanilla tree, whose 363 nodes
-    nobody else wants, has a recording of its own, or none (vanilla=False: its counts are nan).
-    """
-    rules = study_rules(cost, node)
-    widest = [rules[name] for name in ("chain 10", "cape", "eagle2", "pct width 10", "pct w/o gain", "layer gain")]
-    recording = recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10))
-    full = recorded(draft_name, prompt, length, rules["vct"]) if vanilla else None
-    vct = {"vct": rules.pop("vct")}
-    counts = _counts(full, vct) if full else {f"vct: {what}": float("nan") for what in COUNTS}
-    return {"chains": _pack(replay.outcomes(recording)), **counts, **_counts(recording, rules)}
-
-
-COUNTS = ("steps", "nodes", "forwards", "fed")
-TREES_RESULTS = ("chains", *(f"{name}: {what}" for name in study_rules(1, 1) for what in COUNTS))
-
-
-def _counts(recording: replay.Recording, rules: dict[str, Growth]) -> dict[str, int]:
-    """Of every rule, replayed: steps, nodes of the verified trees, draft forwards and nodes fed to the draft."""
-    found = {}
-    for name, rule in rules.items():
-        turns = replay.replay(recording, rule)
-        drafted, forwards = sum(turn.nodes - 1 for turn in turns), [turn.forwards for turn in turns]
-        counts = (len(turns), drafted, sum(map(len, forwards)), sum(map(sum, forwards)))
-        found |= {f"{name}: {what}": value for what, value in zip(COUNTS, counts, strict=True)}
-    return found
-
-
-def search_rules() -> dict[str, Growth]:
-    """SALF's rules by name: EAGLE-2's beam (depth 7 in its code is 8 here), searches, Salf by threshold, filled too."""
-    salf = {f"salf {th:.2f}": search.Salf(60, 10, th, 10) for th in THRESHOLDS}
-    filled = {f"filled {th:.2f}": search.Salf(60, 10, th, 10, fill=True) for th in THRESHOLDS}
-    beams = {f"beam {depth}": growth.Eagle2(59, depth, 10) for depth in range(3, 9)}
-    return {
-        **beams,
-        "specexec": search.SpecExec(59, 10, 10),
-        "opt-tree": search.OptTree(59, 0.5, 10, 10),
-        **salf,
-        **filled,
-    }
-
-
-THRESHOLDS = tuple(i / 20 for i in range(20))
-SEARCHES_RESULTS = tuple(f"{name}: {what}" for name in search_rules() for what in COUNTS)
-
-
-def searches(draft_name: str, prompt: str, length: int) -> dict[str, int]:
-    """Every search of SALF's comparison, replayed along the plain float32 text of one prompt from one recording.
-
-    Every node gets at most ten children, EAGLE-2's k.
-    """
-    rules = search_rules()
-    widest = [rules[name] for name in ("beam 8", "specexec", "opt-tree", "salf 0.00")]
-    return _counts(recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10)), rules)
-
-
-def _pack(outcomes: pd.DataFrame) -> str:
-    """Per place the number of accepted tokens and every token's confidence in hundredths of a per cent, as JSON."""
-    places = outcomes.groupby("place")
-    return json.dumps([[int(p["hit"].sum()), *(10_000 * p["confidence"]).round().astype(int)] for _, p in places])
-
-
-def chain_table(recorded: pd.DataFrame) -> pd.DataFrame:
-    """``replay.outcomes`` of recorded cells of ``trees``, with their draft and prompt; confidences to four digits."""
-    rows = []
-    for cell in recorded.to_dict("records"):
-        for place, (accepted, *confidences) in enumerate(json.loads(cell["chains"])):
-            path = 1.0
-            for depth, confidence in enumerate(confidences, start=1):
-                path *= confidence / 10_000
-                fate = depth <= accepted + 1, depth <= accepted  # alive, hit
-                rows.append((cell["draft_name"], cell["prompt"], place, depth, confidence / 10_000, path, *fate))
-    return pd.DataFrame(rows, columns=["draft", "prompt", "place", "depth", "confidence", "path", "alive", "hit"])

@@ -74,12 +74,13 @@ class Recording:
 @dataclass(frozen=True)
 class Turn:
     """One step of a replayed run: place of the next token in the text, nodes of the tree (root included), nodes
-    expanded in each draft forward, and accepted draft tokens."""
+    expanded in each draft forward, accepted draft tokens, and the path probabilities of all that was expanded."""
 
     start: int
     nodes: int
     forwards: tuple[int, ...]
     accepted: int
+    mass: float
 
 
 def record(
@@ -107,14 +108,14 @@ def record(
     return Recording(tuple(text), tuple(trees), tuple(scores), draft_model.max_depth)
 
 
-def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tuple[list[int], tuple[int, ...]]:
-    """The nodes of a recorded tree that a rule would have drafted and kept, and the frontier of each draft forward.
+def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tuple[list[int], list[list[int]]]:
+    """The nodes of a recorded tree that a rule would have drafted and kept, and those each draft forward expands.
 
     Raises ValueError where the rule wants a child that was not recorded.
     """
     *before, last = _turns(tree, scores, rule, max_depth)
     _refuse_short(tree, rule, last)
-    return _kept(rule, scores, last), tuple(len(frontier) for _, _, frontier, _ in before)
+    return _kept(rule, scores, last), [[nodes[i] for i in frontier] for nodes, _, frontier, _ in before]
 
 
 Before = tuple[list[int], TokenTree, list[int], dict[int, int]]
@@ -140,18 +141,17 @@ def _turns(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> Ite
 
     The last turn has an empty frontier, or lacks something.
     """
-    nodes, parents = [0], [-1]
+    nodes, grown = [0], TokenTree([0], [-1])
     while True:
-        grown = TokenTree([0] * len(nodes), parents)
         wanted = rule.select(grown, scores[nodes])
         frontier = [(node, k) for node, k in wanted if grown.depth_list[node] < max_depth]
         short = {nodes[node]: k for node, k in frontier if len(tree.children[nodes[node]]) < k}
         yield list(nodes), grown, [node for node, _ in frontier], short
         if short or not frontier:
             return
-        for node, k in frontier:
-            nodes += tree.children[nodes[node]][:k]
-            parents += [node] * k
+        parents = torch.tensor([node for node, k in frontier for _ in range(k)])
+        nodes += [child for node, k in frontier for child in tree.children[nodes[node]][:k]]
+        grown = grown.grow(torch.zeros_like(parents), parents)
 
 
 @dataclass(frozen=True)
@@ -185,13 +185,12 @@ class Together:
     prunes = False
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        wanted: set[int] = set()
-        for rule in self.rules:
-            turns = list(_turns(tree, scores, rule, len(tree)))
-            by_level = all(set(frontier) <= {*last_level(grown)} for _, grown, frontier, _ in turns)
-            wanted |= turns[-1][3].keys()
-            for cap in () if by_level else range(1, max(tree.depth_list) + 1):
-                wanted |= [*_turns(tree, scores, rule, cap)][-1][3].keys()
+        turns = {rule: list(_turns(tree, scores, rule, len(tree))) for rule in self.rules}
+        wanted = {node for rule in self.rules for node in turns[rule][-1][3]}
+        if not wanted:
+            jumping = [r for r in self.rules if any({*at} - {*last_level(grown)} for _, grown, at, _ in turns[r])]
+            caps = [(rule, cap) for rule in jumping for cap in range(1, max(tree.depth_list) + 1)]
+            wanted = {node for rule, cap in caps for node in [*_turns(tree, scores, rule, cap)][-1][3]}
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> None:
@@ -200,19 +199,24 @@ class Together:
 
 def replay(recording: Recording, rule: Growth) -> list[Turn]:
     """The steps that decoding greedily with this rule takes along the recorded text, by its first to its last token."""
-    turns, at, n = [], 0, len(recording.text)
-    deepest = recording.max_depth or n
-    while at < n:
-        tree = recording.trees[at]
-        nodes, forwards = regrow(tree, recording.scores[at], rule, min(n - at - 1, deepest))
-        kept, node, accepted = set(nodes), 0, 0
-        while node is not None:
-            below = (c for c in tree.children[node] if c in kept and at + accepted < n - 1)
-            node = next((c for c in below if tree.token_list[c] == recording.text[at + accepted]), None)
-            accepted += node is not None
-        turns.append(Turn(at, len(nodes), forwards, accepted))
-        at += accepted + 1
+    turns, at = [], 0
+    while at < len(recording.text):
+        turns.append(turn(recording, at, rule))
+        at += turns[-1].accepted + 1
     return turns
+
+
+def turn(recording: Recording, at: int, rule: Growth) -> Turn:
+    """The step that decoding greedily with this rule takes from a place of the recorded text."""
+    tree, scores, n = recording.trees[at], recording.scores[at], len(recording.text)
+    nodes, frontiers = regrow(tree, scores, rule, min(n - at - 1, recording.max_depth or n))
+    kept, node, accepted = set(nodes), 0, 0
+    while node is not None:
+        below = (c for c in tree.children[node] if c in kept and at + accepted < n - 1)
+        node = next((c for c in below if tree.token_list[c] == recording.text[at + accepted]), None)
+        accepted += node is not None
+    mass = float(scores[[node for frontier in frontiers for node in frontier]].sum())
+    return Turn(at, len(nodes), tuple(map(len, frontiers)), accepted, mass)
 
 
 def outcomes(recording: Recording) -> pd.DataFrame:

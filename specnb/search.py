@@ -49,10 +49,11 @@ class Salf:
 
     def _popped(self, tree: TokenTree, scores: Tensor) -> tuple[list[int], list[int]]:
         """G once the next beam is popped, and that beam: open nodes are those that have no children yet but may."""
-        nodes = range(len(tree))
-        opened = [node for node in nodes if not tree.children[node] and tree.depth_list[node] < self.depth]
-        beam = best(opened, scores, self.beam)
-        return best({*nodes} - {*opened} | {*beam}, scores, self.total), beam
+        closed = tree.depth >= self.depth
+        closed[tree.parents[1:]] = True
+        beam = best((~closed).nonzero().flatten(), scores, self.beam)
+        closed[beam] = True
+        return best(closed.nonzero().flatten(), scores, self.total), beam
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
         found = best(range(len(tree)), scores, self.total) if self.fill else self._popped(tree, scores)[0]

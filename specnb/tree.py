@@ -35,15 +35,16 @@ class TokenTree:
                 f"tokens and parents must have the same length of at least 1, "
                 f"got {len(self.tokens)} and {len(self.parents)}"
             )
-        for i, parent in enumerate(self.parent_list):
-            if i == 0 and parent != -1:
-                raise ValueError(f"node 0 is the root and its parent must be -1, got {parent}")
-            if i > 0 and parent == -1:
-                raise ValueError(f"node {i} is a second root: only node 0 may have parent -1")
-            if i > 0 and not 0 <= parent < i:
-                raise ValueError(f"node {i} has parent {parent}: every parent must come before its child")
-        if min(self.token_list) < 0:
-            raise ValueError(f"token ids must not be negative, got {min(self.token_list)}")
+        if self.parents[0] != -1:
+            raise ValueError(f"node 0 is the root and its parent must be -1, got {int(self.parents[0])}")
+        out_of_place = (self.parents >= torch.arange(len(self))) | (self.parents < 0)
+        for i in out_of_place[1:].nonzero().flatten().tolist():
+            parent = int(self.parents[i + 1])
+            if parent == -1:
+                raise ValueError(f"node {i + 1} is a second root: only node 0 may have parent -1")
+            raise ValueError(f"node {i + 1} has parent {parent}: every parent must come before its child")
+        if self.tokens.min() < 0:
+            raise ValueError(f"token ids must not be negative, got {int(self.tokens.min())}")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,16 +60,16 @@ class TokenTree:
         return self.parents.tolist()
 
     @cached_property
-    def depth_list(self) -> list[int]:
+    def depth(self) -> Tensor:
+        """(n,) int64: distance from the root."""
         depth = [0]
         for parent in self.parent_list[1:]:
             depth.append(depth[parent] + 1)
-        return depth
+        return torch.tensor(depth)
 
     @cached_property
-    def depth(self) -> Tensor:
-        """(n,) int64: distance from the root."""
-        return torch.tensor(self.depth_list)
+    def depth_list(self) -> list[int]:
+        return self.depth.tolist()
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
@@ -141,6 +142,12 @@ class TokenTree:
         return cls(tokens, parents)
 
     # ---- new trees from old ones ------------------------------------------------------------------------
+
+    def grow(self, tokens: Tensor, parents: Tensor) -> "TokenTree":
+        """The tree with more leaves, below nodes it has; the depth of the old ones is not computed again."""
+        tree = TokenTree(torch.cat([self.tokens, tokens]), torch.cat([self.parents, parents]))
+        tree.__dict__["depth"] = torch.cat([self.depth, self.depth[parents] + 1])
+        return tree
 
     def keep(self, nodes: Iterable[int]) -> "TokenTree":
         """The tree of the given nodes, in index order; ValueError if a kept node's parent is left out."""

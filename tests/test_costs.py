@@ -2,7 +2,7 @@
 
 import pytest
 
-from specnb import costs
+from specnb import costs, search
 
 pytestmark = pytest.mark.model
 
@@ -28,3 +28,13 @@ def test_verification_and_sampled_runs(smollm2):
     assert len(runs) == len(costs.SHAPES) * len(costs.RULES)
     assert (runs["tokens"] >= runs["steps"]).all()
     assert (runs[["draft s", "target s", "verify s", "commit s"]] > 0).all(axis=None)
+
+
+def test_building_costs_are_what_drafting_takes_around_the_forwards(smollm2):
+    """Every rule has its row; a search without a stop drafts more often than one with."""
+    rules = {"optimal": search.Salf(20, 5, 0.0, 5), "salf": search.Salf(20, 5, 0.6, 5)}
+    prompts = [smollm2.encode("Count to ten.")]
+    table = costs.building_costs(smollm2, "eagle", rules, prompts, max_new_tokens=8).set_index("rule")
+    assert list(table.index) == list(rules)
+    assert table.loc["optimal", "forwards"] > table.loc["salf", "forwards"] >= 1
+    assert (table[["draft", "building"]] > 0).all(axis=None)

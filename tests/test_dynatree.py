@@ -1,5 +1,6 @@
 """DynaTree on real decoding: the text is plain decoding's for any setting, and is not without position ids."""
 
+import json
 import sys
 from functools import cache
 
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 from tiny import llama
 
-from specnb import bench, grids, growth, measures, prompts, sweep, verifiers
+from specnb import bench, grids, growth, measures, prompts, studies, sweep, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -71,8 +72,8 @@ def test_trees_along_one_recording(command):
     """Every rule's counts agree with each other, and the packed chains with what the target wrote."""
     prices = ["--cost", "0.1", "--node", "0.02"]
     table = command("trees", "--prompts", "rag-02", "--tokens", "12", *prices)
-    row, chains = table.iloc[0], measures.chain_table(table)
-    for name in measures.study_rules(0.1, 0.02):
+    row, chains = table.iloc[0], studies.chain_table(table)
+    for name in studies.edd_rules(0.1, 0.02):
         assert row[f"{name}: steps"] + row[f"{name}: forwards"] <= row[f"{name}: fed"] + 12
         assert 1 <= row[f"{name}: steps"] <= 12
     assert row["vct: nodes"] > row["pct: nodes"] > row["chain 5: nodes"] > 0
@@ -97,6 +98,15 @@ def test_searches_along_one_recording(command):
         assert per_step == sorted(per_step, reverse=True)
         assert per_step[0] > per_step[-1] > 0
     assert row["filled 0.60: nodes"] / row["filled 0.60: steps"] > row["salf 0.60: nodes"] / row["salf 0.60: steps"]
+    everywhere = [row[f"salf {th:.2f}: everywhere"] for th in studies.THRESHOLDS]
+    assert everywhere == sorted(everywhere, reverse=True)  # trees of a higher threshold are parts of the others
+    for gains in json.loads(row["gains"]):
+        assert gains == sorted(set(gains), reverse=True)  # Theorem 1
+        assert gains[:1] in ([], [1.0])  # the last token needs no draft
+    for name in studies.RANKED:
+        assert sum(json.loads(row[f"{name}: ranks"])) == row[f"{name}: nodes"]
+    tokens = {row[f"{name}: steps"] for name in studies.ADAPTIVE}
+    assert all(1 <= steps <= 8 for steps in tokens)
 
 
 @pytest.mark.model
@@ -138,6 +148,8 @@ def test_prompts_by_domain():
     assert grids.chosen("paper") == ["paper"]
     assert grids.chosen("own:1") == [f"{domain}-01" for domain in prompts.DOMAINS]
     assert len(grids.chosen("own")) == 60
+    assert grids.chosen("translation:2") == ["translation-01", "translation-02"]
+    assert len(grids.chosen("rag")) == 10
     assert grids.chosen("humaneval:2") == ["HumanEval/0", "HumanEval/1"]
     with pytest.raises(ValueError, match="has the prompt 'magic'"):
         grids.chosen("magic")

@@ -18,8 +18,8 @@ ROOT = assets.ROOT
 ORDER = [
     "assets", "records", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling", "verifiers",
     "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "search", "drafters",
-    "decode", "hf", "exact", "broken", "replay", "metrics", "training", "costs", "bench", "sweep",
-    "measures", "grids", "paired", "paper", "tree_figure", "figures", "widgets", "explorers", "race",
+    "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "bench", "sweep",
+    "measures", "studies", "grids", "paired", "paper", "tree_figure", "figures", "widgets", "explorers", "race",
 ]  # fmt: skip
 WIDGETS = ("widgets", "explorers", "race")
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))

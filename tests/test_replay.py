@@ -103,7 +103,7 @@ def test_recording_with_a_rule_that_drops_nodes_is_refused(model):
 
 
 def test_seconds_are_sums_over_the_curves():
-    turns = [replay.Turn(0, 3, (1, 2), 1), replay.Turn(2, 9, (1,), 0)]
+    turns = [replay.Turn(0, 3, (1, 2), 1, 1.7), replay.Turn(2, 9, (1,), 0, 1.0)]
     costs = replay.Costs(target={1: 1.0, 5: 3.0}, draft={1: 0.1, 3: 0.3}, other=0.01)
     assert costs.seconds(turns) == pytest.approx((2.0 + 5.0) + (0.1 + 0.2 + 0.1) + 0.02)
     assert replay.tau(turns) == 1.5
@@ -150,7 +150,7 @@ def test_costs_fitted_to_runs():
 
     def run(steps):
         sizes = [tuple(int(n) for n in rng.integers(1, 9, 3)) for _ in range(steps)]
-        return [replay.Turn(i, 1 + sum(size), size, 0) for i, size in enumerate(sizes)]
+        return [replay.Turn(i, 1 + sum(size), size, 0, 1.0) for i, size in enumerate(sizes)]
 
     runs = [run(steps) for steps in (5, 9, 20, 14)]
     nodes = [sum(turn.nodes for turn in turns) for turns in runs]
@@ -168,8 +168,8 @@ def test_stages_end_in_what_is_regrown():
     draft = drafter.propose(RandomCoins(0), 99)
     for rule in (growth.Eagle2(10, 3, 2), search.Salf(10, 3, 0.3, 3), growth.DynaTree(3, 2, 0.1, 20)):
         found = replay.stages(draft.tree, draft.scores, rule)
-        nodes, forwards = replay.regrow(draft.tree, draft.scores, rule, 99)
-        assert [len(stage.next) for stage in found] == [*forwards, 0]
+        nodes, frontiers = replay.regrow(draft.tree, draft.scores, rule, 99)
+        assert [list(stage.next) for stage in found] == [*frontiers, []]
         assert list(found[-1].kept) == nodes
         assert all(set(a.scored) < set(b.scored) for a, b in pairwise(found))
         assert all(set(stage.next) <= set(stage.scored) for stage in found)

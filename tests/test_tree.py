@@ -71,6 +71,22 @@ def test_kary_is_breadth_first_with_ranks_as_tokens():
     assert len(TokenTree.kary(3, 3)) == 1 + 3 + 9 + 27
 
 
+def test_grow_adds_leaves_and_their_depths():
+    """As the tree made at once, whether or not the old depths were asked for before."""
+    for asked in (False, True):
+        tree = TokenTree([9, 4, 5], [-1, 0, 1])
+        if asked:
+            assert tree.depth_list == [0, 1, 2]
+        grown = tree.grow(torch.tensor([6, 7]), torch.tensor([2, 0]))
+        again = TokenTree([9, 4, 5, 6, 7], [-1, 0, 1, 2, 0])
+        assert grown.token_list == again.token_list
+        assert grown.parent_list == again.parent_list
+        assert grown.depth_list == again.depth_list == [0, 1, 2, 3, 1]
+        assert len(tree) == 3
+    with pytest.raises(ValueError, match="node 3 has parent 3: every parent must come before its child"):
+        tree.grow(torch.tensor([6]), torch.tensor([3]))
+
+
 def test_keep_without_subtree():
     assert arrays(SMALL.keep([6, 4, 1])) == ([7, 5, 8, 9], [-1, 0, 1, 2])  # any order, the root implied
     assert arrays(SMALL.without([4])) == ([7, 5, 6, 5, 5], [-1, 0, 0, 1, 2])  # 6 goes with its parent

@@ -16,8 +16,9 @@ class TreeDrafter:
 
     drawn=POINT takes each node's top tokens by the unwarped q (scores stay the draft's confidence at any
     temperature); IID and SWOR draw children from q under the same warp as p, and keep that very q for the
-    verifier. Raises ValueError for a sampled tree under a growth rule that prunes: dropping drawn nodes by
-    their value biases the output.
+    verifier. masses: of the last draft, the path probability that each forward expanded, SALF's S_i. Raises
+    ValueError for a sampled tree under a growth rule that prunes: dropping drawn nodes by their value biases
+    the output.
     """
 
     def __init__(self, draft_model: DraftModel, growth: Growth, drawn: Drawn = Drawn.POINT):
@@ -37,31 +38,31 @@ class TreeDrafter:
     def propose(self, coins: Coins, max_depth: int) -> Draft:
         if self.draft_model.max_depth is not None:
             max_depth = min(max_depth, self.draft_model.max_depth)
-        tree, scores, laws = TokenTree([self.root], [-1]), [1.0], {}
+        tree, scores, laws = TokenTree([self.root], [-1]), torch.ones(1, dtype=torch.float64), {}
+        self.masses = []
         while True:
-            wanted = self.growth.select(tree, torch.tensor(scores, dtype=torch.float64))
+            wanted = self.growth.select(tree, scores)
             frontier = [(node, k) for node, k in wanted if tree.depth_list[node] < max_depth]
             if not frontier:
                 break
             again = {node for node, _ in frontier} & laws.keys()
             if again or len({node for node, _ in frontier}) < len(frontier):
                 raise ValueError(f"{type(self.growth).__name__} selected a node twice: {[n for n, _ in frontier]}")
-            q = self.warp(self.draft_model.expand(tree, [node for node, _ in frontier])).cpu()  # (m, V_d)
-            tokens, parents = list(tree.token_list), list(tree.parent_list)
-            for (node, k), law in zip(frontier, q, strict=True):
-                laws[node] = law
-                columns = draw(law, k, self.drawn, coins)
-                ids = columns if self.draft_model.ids is None else self.draft_model.ids[columns].tolist()
-                tokens += ids
-                parents += [node] * len(ids)
-                scores += [scores[node] * float(law[column]) for column in columns]
-            tree = TokenTree(tokens, parents)
+            nodes = [node for node, _ in frontier]
+            self.masses.append(float(scores[nodes].sum()))
+            q = self.warp(self.draft_model.expand(tree, nodes)).cpu()  # (m, V_d)
+            columns = [draw(law, k, self.drawn, coins) for (_, k), law in zip(frontier, q, strict=True)]
+            rows = torch.arange(len(q)).repeat_interleave(torch.tensor([*map(len, columns)]))
+            ids, parents = torch.tensor([column for drawn in columns for column in drawn]), torch.tensor(nodes)[rows]
+            laws |= dict(zip(nodes, q, strict=True))
+            scores = torch.cat([scores, scores[parents] * q[rows, ids]])
+            tree = tree.grow(ids if self.draft_model.ids is None else self.draft_model.ids[ids], parents)
         self.grown, self.kept = tree, list(range(len(tree)))
-        keep = self.growth.finish(tree, torch.tensor(scores, dtype=torch.float64))
+        keep = self.growth.finish(tree, scores)
         if keep is not None:
             self.kept = sorted({0, *keep})
             tree = tree.keep(self.kept)
-        scores = torch.tensor(scores, dtype=torch.float64)[self.kept]
+        scores = scores[self.kept]
         if self.drawn is Drawn.POINT or not laws:  # nothing was drawn
             return Draft(tree, scores=scores)
         return Draft(tree, self._table(laws, len(tree)), self.drawn, self.draft_model.ids, scores=scores)

@@ -55,12 +55,13 @@ def train(
     ids: the tokens it can draft, see ``vocabulary``.
 
     Resumes a killed run from its checkpoint in the cache, and leaves a head alone that was trained on the same terms
-    before (again: train it anew). A recipe with a parent starts from that head's weights in the same folder; others
-    from the target's own layers.
+    before (again: train it anew). A recipe with a parent starts from that head's weights in OUT, or the committed ones
+    if OUT has none; others from the target's own layers.
     """
     recipe, began = loop.RECIPES[name], time.monotonic()
     fingerprint = heads.fingerprint(pair.target)
-    parent = _parent(recipe.parent, pair, ids, out) if recipe.parent else None
+    origin = out if (out / f"{recipe.parent}.json").exists() else heads.FOLDER
+    parent = _parent(recipe.parent, pair, ids, origin) if recipe.parent else None
     text = hashlib.sha256(np.concatenate([[*d.question, *d.answer] for d in dialogues]).astype(np.int32).tobytes())
     terms = {
         "head": name,
@@ -69,7 +70,7 @@ def train(
         "target": fingerprint,
         "text": text.hexdigest()[:16],
         "ids": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:16],
-        "parent": recipe.parent and assets.sha256(out / f"{recipe.parent}.safetensors")[:16],
+        "parent": recipe.parent and assets.sha256(origin / f"{recipe.parent}.safetensors")[:16],
     }
     card = out / f"{name}.json"
     if card.exists() and not again and json.loads(card.read_text(encoding="utf-8")).get("terms") == terms:

@@ -1,0 +1,96 @@
+"""A stopping threshold that follows machine and text: what SALF & TALF leave as future work (section 4.4).
+
+Decoding is a renewal process: steps follow each other, each earns tokens and costs time, and the speed R in the long
+run is the ratio of the two sums. One more draft forward pays as long as it earns more tokens than R times the seconds
+it costs. A forward that expands nodes of path probability S in all earns about yield · S, hence drafting should stop
+where S falls below R · (seconds of a forward) / yield. All three are measured on the steps so far:
+
+R: tokens by seconds; the seconds of a forward: the slope of a step's seconds over its forwards, which holds what
+verification pays for a larger tree too; yield: tokens accepted below depth 1 by probability expanded below the root,
+which every step expands anyway. An overconfident draft has a low yield and stops early.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.stats import siegelslopes
+from torch import Tensor
+
+from specnb.draft_models import DraftModel
+from specnb.drafters import TreeDrafter
+from specnb.replay import Recording, Turn, turn
+from specnb.sampling import Coins, Warp
+from specnb.search import Salf
+from specnb.tree import Draft
+
+HIGHEST, TRIAL, REMEMBERED = 0.99, 8, 200
+
+
+@dataclass(frozen=True)
+class Past:
+    """A step as the threshold sees it: its seconds, accepted tokens, draft forwards and expanded probability."""
+
+    seconds: float
+    accepted: int
+    forwards: int
+    mass: float
+
+
+def threshold(past: Sequence[Past], first: float) -> float:
+    """Where drafting should stop after these steps, in [0, 0.99]: R · seconds of a forward / yield.
+
+    first: the answer for the first eight steps. If none of them differs in its number of forwards there is nothing to
+    compare, and it is halved from step to step until one does. The slope is the repeated median, which a few slow
+    steps do not bend; the yield starts as one token from two.
+    """
+    forwards = [step.forwards for step in past]
+    if len(past) < TRIAL or len(set(forwards)) == 1:
+        return first / 2 ** max(len(past) - TRIAL + 1, 0)
+    seconds = [step.seconds for step in past]
+    rate = sum(step.accepted + 1 for step in past) / sum(seconds)
+    earned = 1 + sum(max(step.accepted - 1, 0) for step in past)
+    expanded = 2 + sum(max(step.mass - 1, 0) for step in past)
+    found = rate * float(siegelslopes(seconds, forwards).slope) * expanded / earned
+    return min(max(found, 0.0), HIGHEST)
+
+
+def replay(recording: Recording, rule: Salf, seconds: Callable[[Turn], float]) -> list[Turn]:
+    """The steps of decoding along a recorded text with a threshold that is learnt on the way, from rule's own on.
+
+    seconds: what a step costs, from measured prices.
+    """
+    turns, past = [], []
+    while not turns or turns[-1].start + turns[-1].accepted + 1 < len(recording.text):
+        at = turns[-1].start + turns[-1].accepted + 1 if turns else 0
+        turns.append(turn(recording, at, replace(rule, threshold=threshold(past, rule.threshold))))
+        past.append(Past(seconds(turns[-1]), turns[-1].accepted, len(turns[-1].forwards), turns[-1].mass))
+    return turns
+
+
+class AdaptiveDrafter:
+    """A TreeDrafter with SALF whose threshold is learnt while it decodes, over all texts it has seen since it was made.
+
+    rule: every other setting, and the threshold to begin with. clock: seconds, as time.perf_counter.
+    """
+
+    def __init__(self, draft_model: DraftModel, rule: Salf, clock: Callable[[], float] = time.perf_counter):
+        self.inner, self.rule, self.clock, self.past = TreeDrafter(draft_model, rule), rule, clock, []
+        self.hidden_layers = draft_model.hidden_layers
+
+    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+        self.inner.begin(prefix, warp, hidden)
+        self.began = self.clock()
+
+    def propose(self, coins: Coins, max_depth: int) -> Draft:
+        self.inner.growth = replace(self.rule, threshold=threshold(self.past, self.rule.threshold))
+        return self.inner.propose(coins, max_depth)
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        self.inner.observe(draft, path, next_token, hidden, logits)
+        seconds = self.clock() - self.began
+        step = Past(seconds, len(path), len(self.inner.masses), sum(self.inner.masses))
+        self.past = [*self.past, step][-REMEMBERED:]
+        self.began += seconds
