@@ -1,4 +1,4 @@
-"""The drafting race: growth rules on one recorded step, side by side, a draft forward at a time."""
+"""When to stop drafting, to drag: growth rules racing forward by forward, and a threshold on its curve."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import ipywidgets
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -64,4 +65,51 @@ def race_explorer(
     redraw()
     box = ipywidgets.VBox([forward, readout, image])
     box.controls = SimpleNamespace(forward=forward, image=image, readout=readout)
+    return box
+
+
+def render_threshold(table: pd.DataFrame, call: float, node: float, at: float) -> tuple[bytes, str]:
+    """PNG (1000 × 420) of speed and τ over SALF's threshold at given prices, and the numbers at one of them.
+
+    table: per threshold (index), a step's mean tokens ("τ"), draft "forwards" and "nodes" (root not counted).
+    call, node: of a draft forward and of a verified node, as shares of a target call for one token.
+    """
+    speed = table["τ"] / (1 + call * table["forwards"] + node * table["nodes"])
+    top = speed.idxmax()
+    with plt.rc_context(figures.STYLE):
+        figure = Figure(figsize=(10, 4.2), dpi=100)
+        axes = figure.add_axes((0.08, 0.15, 0.4, 0.78)), figure.add_axes((0.58, 0.15, 0.4, 0.78))
+        for ax, values, name in zip(axes, (speed, table["τ"]), ("tokens per target call's time", "τ"), strict=True):
+            ax.plot(values.index, values, "o-")
+            ax.plot(at, values[at], "o", ms=16, mfc="none", mec=figures.INK, mew=2)
+            ax.set(xlabel="threshold", ylabel=name)
+        axes[0].plot(top, speed[top], "*", ms=18, color=figures.COLOURS["bonus"])
+        row = table.loc[at]
+        return figures.png(figure), (
+            f"threshold {at:.2f}: {row['forwards']:.2f} forwards, {row['nodes']:.1f} nodes, τ {row['τ']:.2f}, "
+            f"speed {speed[at]:.2f}; best at {top:.2f}: {speed[top]:.2f}"
+        )
+
+
+def threshold_explorer(table: pd.DataFrame) -> ipywidgets.VBox:
+    """SALF's threshold on a replayed curve, under any price of a draft forward and of a node.
+
+    table: as in ``render_threshold``. controls: threshold, call, node, image, readout.
+    """
+    sliders = {
+        "threshold": ipywidgets.SelectionSlider(options=list(table.index), description="threshold"),
+        "call": ipywidgets.FloatSlider(0.1, min=0, max=0.5, step=0.01, description="a forward"),
+        "node": ipywidgets.FloatSlider(0.0, min=0, max=0.05, step=0.002, readout_format=".3f", description="a node"),
+    }
+    image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
+
+    def redraw(change=None):
+        prices = sliders["call"].value, sliders["node"].value
+        image.value, readout.value = render_threshold(table, *prices, sliders["threshold"].value)
+
+    for slider in sliders.values():
+        slider.observe(redraw, "value")
+    redraw()
+    box = ipywidgets.VBox([ipywidgets.HBox(list(sliders.values())), readout, image])
+    box.controls = SimpleNamespace(**sliders, image=image, readout=readout)
     return box

@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 from specnb import broken, growth, traversal, verifiers
 from specnb.decode import decode
 from specnb.drafters import TreeDrafter
+from specnb.search import Salf
 from specnb.target import Scores, Target
 from specnb.tree import Draft, Drawn, TokenTree
 
@@ -88,10 +89,10 @@ def setting(smollm2):
     return prompt, target, first.log().float(), commonest
 
 
-def p_value(setting, verifier, draws, shape=SHAPE, size=None):
+def p_value(setting, verifier, draws, shape=SHAPE, size=None, drawn=Drawn.SWOR):
     """Chi-square over the 50 commonest outcomes and the rest."""
     prompt, target, logits, expected = setting
-    drafter = TreeDrafter(NoisyDraft(logits, size), shape, Drawn.SWOR)
+    drafter = TreeDrafter(NoisyDraft(logits, size), shape, drawn)
     counts = Counter()
     accepted = 0
     for seed in range(draws):
@@ -116,6 +117,30 @@ def p_value(setting, verifier, draws, shape=SHAPE, size=None):
 )
 def test_two_tokens_follow_the_targets_law(setting, verifier, shape, size):
     assert p_value(setting, verifier, 20_000, shape, size) > 0.01
+
+
+SEARCHES = {"beam": growth.Eagle2(5, 2, 3), "optimal": Salf(6, 2, 0.0, 3, depth=2), "salf": Salf(6, 2, 0.3, 3, depth=2)}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searched_trees_verified_one_hot_follow_the_targets_law(setting, name):
+    """Trees that keep nodes by their value are exact if they are verified as what they are, deterministic."""
+    assert p_value(setting, verifiers.one_hot, 6_000, SEARCHES[name], 4096, Drawn.POINT) > 0.01
+
+
+@pytest.mark.model
+def test_a_searched_tree_that_is_taken_for_a_drawn_one_is_caught(setting):
+    """Negative control: the same tree, verified with the draft's law as if its nodes had been drawn from it."""
+    _, _, logits, _ = setting
+    model = NoisyDraft(logits, 4096)
+    q = model.logits.softmax(-1)
+
+    def credulous(draft, p, coins):
+        rows = q.expand(len(draft.tree), -1)
+        return verifiers.rrsw(Draft(draft.tree, rows, Drawn.SWOR, model.ids), p, coins)
+
+    assert p_value(setting, credulous, 3_000, SEARCHES["salf"], 4096, Drawn.POINT) < 1e-6
 
 
 @pytest.mark.model

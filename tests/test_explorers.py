@@ -136,6 +136,21 @@ def test_race_explorer_goes_forward_by_forward():
     assert forwards["SALF"] < forwards["optimal"]
 
 
+def test_threshold_explorer_moves_its_optimum_with_the_prices():
+    """Free forwards: the longest drafts are best; dear ones: the shortest. The ring follows its slider."""
+    table = pd.DataFrame({"τ": [2.4, 2.2, 1.8], "forwards": [7.0, 2.0, 1.2], "nodes": [60.0, 20.0, 12.0]})
+    controls = race.threshold_explorer(table.set_axis([0.0, 0.6, 0.95])).controls
+    best, seen = [], set()
+    for call, node in ((0.0, 0.0), (0.06, 0.0), (0.5, 0.0), (0.0, 0.05)):
+        controls.call.value, controls.node.value = call, node
+        best.append(controls.readout.value.split("best at ")[1][:4])
+        seen.add(bytes(controls.image.value))
+    assert best == ["0.00", "0.60", "0.95", "0.95"]
+    controls.threshold.value = 0.6
+    assert controls.readout.value.startswith("threshold 0.60: 2.00 forwards, 20.0 nodes, τ 2.20, speed 1.10")
+    assert len({*seen, bytes(controls.image.value)}) == 5
+
+
 def test_reliability_explorer_follows_its_controls():
     rng = np.random.default_rng(0)
     confidence = rng.uniform(size=400)
