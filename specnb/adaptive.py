@@ -7,7 +7,8 @@ where S falls below R · (seconds of a forward) / yield. All three are measured 
 
 R: tokens by seconds; the seconds of a forward: the slope of a step's seconds over its forwards, which holds what
 verification pays for a larger tree too; yield: tokens accepted below depth 1 by probability expanded below the root,
-which every step expands anyway. An overconfident draft has a low yield and stops early.
+which every step expands anyway. An overconfident draft has a low yield and stops early. The rule looks one forward
+ahead: where a second forward earns little and a third much, it does not find the third.
 """
 
 import time
@@ -24,7 +25,7 @@ from specnb.sampling import Coins, Warp
 from specnb.search import Salf
 from specnb.tree import Draft
 
-HIGHEST, TRIAL, REMEMBERED = 0.99, 8, 200
+HIGHEST, TRIAL, REMEMBERED = 0.99, 4, 200
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Past:
 def threshold(past: Sequence[Past], first: float) -> float:
     """Where drafting should stop after these steps, in [0, 0.99]: R · seconds of a forward / yield.
 
-    first: the answer for the first eight steps. If none of them differs in its number of forwards there is nothing to
+    first: the answer for the first four steps. If none of them differs in its number of forwards there is nothing to
     compare, and it is halved from step to step until one does. The slope is the repeated median, which a few slow
     steps do not bend; the yield starts as one token from two.
     """

@@ -46,11 +46,11 @@ def test_a_dearer_forward_and_a_worse_draft_stop_earlier():
 
 
 def test_it_waits_for_a_reason_to_move():
-    """Eight steps of patience, then ever longer drafts until there are steps to compare."""
-    assert [threshold(pasts(0.1)[:n], 0.4) for n in range(8)] == [0.4] * 8
-    assert threshold(pasts(0.1)[:8], 0.4) != 0.4
+    """Four steps of patience, then ever longer drafts until there are steps to compare."""
+    assert [threshold(pasts(0.1)[:n], 0.4) for n in range(4)] == [0.4] * 4
+    assert threshold(pasts(0.1)[:4], 0.4) != 0.4
     alike = [step for step in pasts(0.1) if step.forwards == 1]
-    assert [threshold(alike[:n], 0.4) for n in (7, 8, 9, 10)] == [0.4, 0.2, 0.1, 0.05]
+    assert [threshold(alike[:n], 0.4) for n in (3, 4, 5, 6)] == [0.4, 0.2, 0.1, 0.05]
 
 
 def test_a_few_slow_steps_do_not_bend_it():
@@ -70,12 +70,16 @@ def recording() -> replay.Recording:
 
 @pytest.mark.parametrize("call", [0.02, 0.3, 2.0])
 def test_replayed_it_comes_near_the_best_fixed_threshold(recording, call):
-    """It writes the recorded text, and is not far from the best in hindsight at a low, a middle and a high price."""
+    """It writes the recorded text, and is not far from the best in hindsight at a low, a middle and a high price.
+
+    Farthest at the low one: this draft's first guess is nearly always right and never said to be, so what a second
+    forward earns says nothing of the tenth, and the threshold looks one forward ahead.
+    """
     price = studies.price(call, 0.01)
     learnt = adaptive.replay(recording, RULE, price)
     assert sum(turn.accepted + 1 for turn in learnt) == len(recording.text)
     fixed = [sum(map(price, replay.replay(recording, replace(RULE, threshold=th / 10)))) for th in range(10)]
-    assert sum(map(price, learnt)) < min(fixed) * 1.15
+    assert sum(map(price, learnt)) < min(fixed) * 1.2
     if call == 2.0:
         assert sum(map(price, learnt)) < max(fixed) * 0.8  # a threshold that did not matter would show nothing
 
