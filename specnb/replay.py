@@ -7,7 +7,7 @@ bfloat16 trees of other sizes round differently), and but for scores within roun
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +67,8 @@ class Recording:
                 TokenTree(torch.from_numpy(t.astype(np.int64)), torch.from_numpy(p.astype(np.int64)))
                 for t, p in zip(tokens, parents, strict=True)
             ]
-            depth = int(file["max_depth"][0]) or None
-            return cls(tuple(file["text"].tolist()), tuple(trees), tuple(map(torch.from_numpy, scores)), depth)
+            scores, depth = tuple(map(torch.from_numpy, scores)), int(file["max_depth"][0]) or None
+            return cls(tuple(file["text"].tolist()), tuple(trees), scores, depth)
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,13 @@ def record(
     if largest.prunes:
         raise ValueError(f"{type(largest).__name__} drops nodes: record with a rule that keeps all it drafts")
     target.hidden_layers = tuple(draft_model.hidden_layers)
-    hidden = target.prefill([*prompt, *text][:-1])
-    before = len(prompt) - 1
+    hidden, before = target.prefill([*prompt, *text][:-1]), len(prompt) - 1
     drafter = TreeDrafter(draft_model, largest)
     drafter.begin(list(prompt), None, {layer: rows[:before] for layer, rows in hidden.items()})
     trees, scores = [], []
     for i, token in enumerate(tqdm(text, desc="recording", unit="token", disable=assets.QUIET)):
+        if isinstance(largest, Together):
+            drafter.growth = replace(largest, left=len(text) - i - 1)
         draft = drafter.propose(RandomCoins(), len(text))
         trees.append(draft.tree)
         scores.append(draft.scores)
@@ -176,12 +177,13 @@ def stages(tree: TokenTree, scores: Tensor, rule: Growth) -> list[Stage]:
 class Together:
     """Everything that any of several rules would draft, k children to a node: one recording to replay them all.
 
-    Near the end of a text trees may go less deep. That only shortens rules that go level by level; one that expands
-    nodes of several depths at once then chooses others, which are drafted too.
+    Near a text's end trees go less deep. That only shortens rules that go level by level; others then choose other
+    nodes: those they would with ``left`` levels (``record`` sets it), or with any number of them, are drafted too.
     """
 
     rules: tuple[Growth, ...]
     k: int
+    left: int | None = None
     prunes = False
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
@@ -189,8 +191,9 @@ class Together:
         wanted = {node for rule in self.rules for node in turns[rule][-1][3]}
         if not wanted:
             jumping = [r for r in self.rules if any({*at} - {*last_level(grown)} for _, grown, at, _ in turns[r])]
-            caps = [(rule, cap) for rule in jumping for cap in range(1, max(tree.depth_list) + 1)]
-            wanted = {node for rule, cap in caps for node in [*_turns(tree, scores, rule, cap)][-1][3]}
+            caps = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
+            lacking = ([*_turns(tree, scores, rule, cap)][-1][3] for rule in jumping for cap in caps)
+            wanted = {node for nodes in lacking for node in nodes}
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> None:
