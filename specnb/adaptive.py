@@ -41,13 +41,13 @@ class Past:
 def threshold(past: Sequence[Past], first: float) -> float:
     """Where drafting should stop after these steps, in [0, 0.99]: R · seconds of a forward / yield.
 
-    first: the answer for the first four steps. If none of them differs in its number of forwards there is nothing to
-    compare, and it is halved from step to step until one does. The slope is the repeated median, which a few slow
-    steps do not bend; the yield starts as one token from two.
+    first: the answer for the first four steps. While none differs in its number of forwards there is nothing to
+    compare, and an eighth of it is reached by halves: so also where all that is remembered was alike, which finds out
+    anew. The slope is the repeated median, which a few slow steps do not bend; the yield starts as one token from two.
     """
     forwards = [step.forwards for step in past]
     if len(past) < TRIAL or len(set(forwards)) == 1:
-        return first / 2 ** max(len(past) - TRIAL + 1, 0)
+        return first / 2 ** min(max(len(past) - TRIAL + 1, 0), 3)
     seconds = [step.seconds for step in past]
     rate = sum(step.accepted + 1 for step in past) / sum(seconds)
     earned = 1 + sum(max(step.accepted - 1, 0) for step in past)

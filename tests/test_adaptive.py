@@ -50,7 +50,7 @@ def test_it_waits_for_a_reason_to_move():
     assert [threshold(pasts(0.1)[:n], 0.4) for n in range(4)] == [0.4] * 4
     assert threshold(pasts(0.1)[:4], 0.4) != 0.4
     alike = [step for step in pasts(0.1) if step.forwards == 1]
-    assert [threshold(alike[:n], 0.4) for n in (3, 4, 5, 6)] == [0.4, 0.2, 0.1, 0.05]
+    assert [threshold(alike[:n], 0.4) for n in (3, 4, 5, 6, 30)] == [0.4, 0.2, 0.1, 0.05, 0.05]
 
 
 def test_a_few_slow_steps_do_not_bend_it():
