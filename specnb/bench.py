@@ -174,6 +174,7 @@ RULES = {
     "layer": growth.LayerGain,
     "salf": search.Salf,
     "adaptive": search.Salf,
+    "ongoing": search.Salf,
     "specexec": search.SpecExec,
     "opt": search.OptTree,
 }
@@ -196,8 +197,9 @@ def rule(name: str) -> growth.Growth:
 
 
 def drafter(name: str, draft_model: DraftModel, growing: growth.Growth | None = None) -> Drafter:
-    """A drafter with the growth rule of that name; "adaptive …" is salf with a threshold learnt on the way."""
-    return (AdaptiveDrafter if name.startswith("adaptive") else TreeDrafter)(draft_model, growing or rule(name))
+    """A drafter with the growth rule of that name; "adaptive …" and "ongoing …" are salf with a learnt threshold."""
+    learns = name.startswith(("adaptive", "ongoing"))
+    return (AdaptiveDrafter if learns else TreeDrafter)(draft_model, growing or rule(name))
 
 
 # transformers' own by the options of generate; ours by growth rule (None: n-gram tree) and cache window

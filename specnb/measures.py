@@ -13,7 +13,7 @@ from specnb import assets, bench, costs, growth, head_drafts, models, prompts, r
 from specnb.broken import Unpositioned
 from specnb.decode import Step, decode
 from specnb.draft_models import DraftModel, Tempered
-from specnb.drafters import TreeDrafter
+from specnb.drafters import Drafter, TreeDrafter
 from specnb.growth import Growth
 from specnb.target import Target
 
@@ -135,8 +135,9 @@ def plain(length: int, prompt: str, repetition: int) -> dict[str, float]:
 def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length: int) -> dict[str, float]:
     """One real run with a growth rule (``bench.rule``), or of transformers' generate for the rule "plain".
 
-    Greedy at temperature 0, else sampled by one-hot verification: these trees drop nodes by value. End tokens are
-    text. seconds: the whole run. prefill: until the first token of plain, resp. all of the first step; draft, target,
+    Greedy at temperature 0, else sampled by one-hot verification: these trees drop nodes by value. A learnt threshold
+    begins anew ("adaptive …") or goes on from the process' earlier texts ("ongoing …"). End tokens are text.
+    seconds: the whole run. prefill: until the first token of plain, resp. all of the first step; draft, target,
     verify and commit: seconds of the later steps. nodes, depth: of the trees that were verified, summed over steps.
     """
     with ALONE:
@@ -149,7 +150,7 @@ def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length:
             tokens, seconds = costs.timed(partial(method, ids))
         else:
             target = Target(pair("bfloat16").target)
-            drafter = bench.drafter(rule, draft(draft_name, "bfloat16"))
+            drafter = (_kept if rule.startswith("ongoing") else _made)(draft_name, rule)
             verifier = verifiers.one_hot if temperature else verifiers.greedy
             _warm(draft_name, rule)
             options = {"max_new_tokens": length, "temperature": temperature, "eos": ()}
@@ -170,12 +171,16 @@ def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length:
     }
 
 
+def _made(draft_name: str, rule: str) -> Drafter:
+    return bench.drafter(rule, draft(draft_name, "bfloat16"))
+
+
+_kept = cache(_made)
 DECODED = ("seconds", "tokens", "steps", "nodes", "depth", "prefill", *PHASES)
 
 
 @cache
 def _warm(draft_name: str, rule: str) -> None:
     """A first short run, whose forwards are slow."""
-    drafter = bench.drafter(rule, draft(draft_name, "bfloat16"))
     ids = pair("bfloat16").encode("Good morning.")
-    decode(Target(pair("bfloat16").target), drafter, verifiers.greedy, ids, max_new_tokens=8)
+    decode(Target(pair("bfloat16").target), _made(draft_name, rule), verifiers.greedy, ids, max_new_tokens=8)
