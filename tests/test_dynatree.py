@@ -144,6 +144,20 @@ def test_decoded_runs(command, monkeypatch):
         command("decoded", "--runs", "vdm", "--prompts", "rag-02")
 
 
+@pytest.mark.model
+def test_a_learnt_threshold_begins_anew_or_goes_on(command, smollm2):
+    """An "ongoing" drafter is the process' one and remembers; an "adaptive" one is made for each run."""
+    measures._kept.cache_clear()
+    rules = ["vdm:adaptive 8,2,0.6,4", "vdm:ongoing 8,2,0.6,4"]
+    table = command("decoded", "--runs", *rules, "--prompts", "rag-02", "rag-03", "--tokens", "8")
+    assert (table["status"] == "ok").all()
+    going = table[table["rule"].str.startswith("ongoing")]
+    kept = measures._kept("vdm", "ongoing 8,2,0.6,4")
+    assert len(kept.past) == going["steps"].sum()
+    assert measures._made("vdm", "adaptive 8,2,0.6,4").past == []
+    measures._kept.cache_clear()
+
+
 def test_prompts_by_domain():
     assert grids.chosen("paper") == ["paper"]
     assert grids.chosen("own:1") == [f"{domain}-01" for domain in prompts.DOMAINS]
