@@ -53,7 +53,8 @@ class TreeDrafter:
             q = self.warp(self.draft_model.expand(tree, nodes)).cpu()  # (m, V_d)
             columns = [draw(law, k, self.drawn, coins) for (_, k), law in zip(frontier, q, strict=True)]
             rows = torch.arange(len(q)).repeat_interleave(torch.tensor([*map(len, columns)]))
-            ids, parents = torch.tensor([column for drawn in columns for column in drawn]), torch.tensor(nodes)[rows]
+            ids = torch.tensor([column for drawn in columns for column in drawn], dtype=torch.int64)
+            parents = torch.tensor(nodes)[rows]
             laws |= dict(zip(nodes, q, strict=True))
             scores = torch.cat([scores, scores[parents] * q[rows, ids]])
             tree = tree.grow(ids if self.draft_model.ids is None else self.draft_model.ids[ids], parents)
