@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specnb.draft_models import DraftModel
 from specnb.drafters import TreeDrafter
-from specnb.replay import Recording, Turn, turn
+from specnb.replay import Recording, Turn, turn, walk
 from specnb.sampling import Coins, Warp
 from specnb.search import Salf
 from specnb.tree import Draft
@@ -61,12 +61,14 @@ def replay(recording: Recording, rule: Salf, seconds: Callable[[Turn], float]) -
 
     seconds: what a step costs, from measured prices.
     """
-    turns, past = [], []
-    while not turns or turns[-1].start + turns[-1].accepted + 1 < len(recording.text):
-        at = turns[-1].start + turns[-1].accepted + 1 if turns else 0
-        turns.append(turn(recording, at, replace(rule, threshold=threshold(past, rule.threshold))))
-        past.append(Past(seconds(turns[-1]), turns[-1].accepted, len(turns[-1].forwards), turns[-1].mass))
-    return turns
+    past: list[Past] = []
+
+    def step(at: int) -> Turn:
+        found = turn(recording, at, replace(rule, threshold=threshold(past, rule.threshold)))
+        past.append(Past(seconds(found), found.accepted, len(found.forwards), found.mass))
+        return found
+
+    return walk(len(recording.text), step)
 
 
 class AdaptiveDrafter:

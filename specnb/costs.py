@@ -142,20 +142,20 @@ def sampled(
 
 
 class Watched:
-    """A draft model whose forwards are timed: seconds and their number since the last ``take``."""
+    """A draft model whose forwards are timed: their seconds since the last ``take``."""
 
     def __init__(self, draft_model: DraftModel):
-        self.inner, self.seconds, self.forwards = draft_model, 0.0, 0
+        self.inner, self.seconds = draft_model, 0.0
         self.hidden_layers, self.ids, self.max_depth = draft_model.hidden_layers, draft_model.ids, draft_model.max_depth
         self.begin, self.commit = draft_model.begin, draft_model.commit
 
     def expand(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
         logits, seconds = timed(partial(self.inner.expand, tree, nodes))
-        self.seconds, self.forwards = self.seconds + seconds, self.forwards + 1
+        self.seconds += seconds
         return logits
 
-    def take(self) -> tuple[float, int]:
-        taken, self.seconds, self.forwards = (self.seconds, self.forwards), 0.0, 0
+    def take(self) -> float:
+        taken, self.seconds = self.seconds, 0.0
         return taken
 
 
@@ -178,7 +178,7 @@ def building_costs(
     for prompt, (rule, growing) in tqdm(list(product(prompts, rules.items())), disable=assets.QUIET):
         drafter = TreeDrafter(watched, growing)
         for step in steps(target, drafter, verifiers.greedy, prompt, max_new_tokens=max_new_tokens):
-            seconds, forwards = watched.take()
+            seconds, forwards = watched.take(), len(drafter.masses)
             if step.index and forwards:
                 rows.append(
                     (rule, forwards, 1000 * seconds / forwards, 1000 * (step.seconds["draft"] - seconds) / forwards)

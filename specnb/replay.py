@@ -6,7 +6,7 @@ from measured cost curves. Exactly means: to a real run that writes the same tex
 bfloat16 trees of other sizes round differently), and but for scores within rounding of a threshold.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -168,9 +168,7 @@ def stages(tree: TokenTree, scores: Tensor, rule: Growth) -> list[Stage]:
     """A rule's draft forwards one by one, the last stage with nothing next; ValueError as in ``regrow``."""
     turns = list(_turns(tree, scores, rule, len(tree)))
     _refuse_short(tree, rule, turns[-1])
-    return [
-        Stage(tuple(turn[0]), tuple(turn[0][i] for i in turn[2]), tuple(_kept(rule, scores, turn))) for turn in turns
-    ]
+    return [Stage(tuple(t[0]), tuple(t[0][i] for i in t[2]), tuple(_kept(rule, scores, t))) for t in turns]
 
 
 @dataclass(frozen=True)
@@ -202,9 +200,14 @@ class Together:
 
 def replay(recording: Recording, rule: Growth) -> list[Turn]:
     """The steps that decoding greedily with this rule takes along the recorded text, by its first to its last token."""
+    return walk(len(recording.text), lambda at: turn(recording, at, rule))
+
+
+def walk(length: int, step: Callable[[int], Turn]) -> list[Turn]:
+    """The steps of a run over so many tokens, given the step that begins at a place."""
     turns, at = [], 0
-    while at < len(recording.text):
-        turns.append(turn(recording, at, rule))
+    while at < length:
+        turns.append(step(at))
         at += turns[-1].accepted + 1
     return turns
 
@@ -270,11 +273,8 @@ class Costs:
     def seconds(self, turns: Sequence[Turn]) -> float:
         """Time of a replayed run."""
         drafted = [size for turn in turns for size in turn.forwards]
-        return (
-            float(_on(self.target, [turn.nodes for turn in turns]).sum())
-            + float(_on(self.draft, drafted).sum())
-            + self.other * len(turns)
-        )
+        target = float(_on(self.target, [turn.nodes for turn in turns]).sum())
+        return target + float(_on(self.draft, drafted).sum()) + self.other * len(turns)
 
 
 def _line(counts: Sequence[tuple[int, int]], seconds: Sequence[float]) -> dict[int, float]:

@@ -1,7 +1,7 @@
 """What one cell of a replay sweep measures: the growth rules of EDD's and of SALF's comparisons along one recording."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pandas as pd
 from torch import Tensor
@@ -105,10 +105,11 @@ def searches(draft_name: str, prompt: str, length: int) -> dict[str, object]:
     rules = salf_rules()
     widest = [rules[name] for name in ("beam 8", "specexec", "opt-tree", "salf 0.00")]
     recording = recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10))
-    found = {"gains": json.dumps([_gains(*step, rules["salf 0.00"]) for step in _trees(recording)])}
+    places = zip(recording.trees, recording.scores, strict=True)
+    found = {"gains": json.dumps([_gains(*place, rules["salf 0.00"]) for place in places])}
     for name, rule in rules.items():
         turns = [replay.turn(recording, at, rule) for at in range(length)]
-        run = _run(turns)
+        run = replay.walk(length, turns.__getitem__)
         found |= _count(name, run) | {f"{name}: everywhere": sum(turn.accepted for turn in turns)}
         if name in RANKED:
             found[f"{name}: ranks"] = json.dumps(_ranks(recording, rule, run))
@@ -117,20 +118,8 @@ def searches(draft_name: str, prompt: str, length: int) -> dict[str, object]:
     return found
 
 
-def _trees(recording: replay.Recording) -> Iterator[tuple[TokenTree, Tensor]]:
-    return zip(recording.trees, recording.scores, strict=True)
-
-
 def _gains(tree: TokenTree, scores: Tensor, rule: Growth) -> list[float]:
     return [round(float(scores[list(stage.next)].sum()), 9) for stage in replay.stages(tree, scores, rule)[:-1]]
-
-
-def _run(turns: list[Turn]) -> list[Turn]:
-    """The steps of a run, from what a step would be at every place."""
-    run = turns[:1]
-    while (at := run[-1].start + run[-1].accepted + 1) < len(turns):
-        run.append(turns[at])
-    return run
 
 
 def _ranks(recording: replay.Recording, rule: Growth, run: list[Turn]) -> list[int]:
