@@ -20,7 +20,8 @@ Stop = Callable[[Sequence[int]], str | None]  # generated tokens so far → why 
 class Step:
     """One turn of the loop.
 
-    start: number of committed tokens before it, the root included. p: (n, V), the target's law after each node.
+    start: number of committed tokens before it, the root included. p: (m, V), the target's law after each node up to
+    the last that stood for election.
     tokens: what the step commits: the accepted path and the next token, cut at the end of the generation.
     uniforms: the number behind each accept coin, in the order of verdict.trials. seconds: draft, target
     (forward), verify (warp and verifier) and commit (cache and drafter's bookkeeping).
@@ -85,10 +86,11 @@ def steps(
         raise ValueError("the prompt is empty: at least one token is needed to hang a tree on")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    if len(prompt) + max_new_tokens > target.context:
+    reach = getattr(drafter, "reach", 0)  # self-drafters look further ahead than the text will go
+    if len(prompt) + max_new_tokens + reach > target.context:
         raise ValueError(
             f"a prompt of {len(prompt)} tokens and max_new_tokens={max_new_tokens} exceed the context of "
-            f"{target.context}: shorten one of them"
+            f"{target.context}{f', of which drafts take {reach}' if reach else ''}: shorten one of them"
         )
     target.hidden_layers = tuple(drafter.hidden_layers)
     draft_coins, verify_coins = RandomCoins(seed, 0), RandomCoins(seed, 1)
@@ -105,7 +107,7 @@ def steps(
         scores = target.forward(draft.tree)
         clock.lap("target")
         verify_coins.uniforms.clear()
-        p = warp(scores.logits).cpu()
+        p = warp(scores.logits[: draft.elected]).cpu()
         verdict = verifier(draft, p, verify_coins)
         clock.lap("verify")
         target.commit(verdict.path)

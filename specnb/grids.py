@@ -4,6 +4,7 @@ python -m specnb.grids dynatree --draft vdm --out data/results/dynatree_grid    
 python -m specnb.grids texts --draft vdm --workers 2 --out data/results/dynatree_texts      # same text, float32?
 python -m specnb.grids replay --draft vdm --out data/results/dynatree_replay                # replay = real run?
 python -m specnb.grids decoded --runs 'vdm:chain 5' 'edd:pct 0.06' --prompts own:4 --out data/results/edd_runs
+python -m specnb.grids methods --methods plain ptd lookahead --prompts own:4 --out data/results/ptd_methods
 python -m specnb.grids trees --draft edd --prompts own --cost 0.07 --node 0.02 --out data/results/trees_edd
 
 ``--workers N`` runs the cells on N processes, ``--scheduler ADDRESS`` on a Dask cluster; where time is measured, a
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import assets, bench, growth, heads, measures, prompts, records, studies, sweep
+from specnb import assets, bench, growth, heads, measures, prompts, records, self_drafting, studies, sweep
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
 LARGEST = growth.DynaTree(10, 4, 0.01, 4000)  # what is recorded for replay: every smaller tree is a part of it
@@ -171,10 +172,45 @@ def run_searches(options: argparse.Namespace, executor: Executor | None) -> pd.D
     return run(options, executor, studies.searches, wanted, studies.SEARCHES_RESULTS)
 
 
-def record(options: argparse.Namespace, drafts: Sequence[str] = (), **facts) -> None:
+def run_methods(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
+    """Real timed runs of methods without a trained draft (``self_drafting.run``), in turns on every prompt."""
+    turns = [
+        (prompt, options.methods[i % len(options.methods) :] + options.methods[: i % len(options.methods)])
+        for i, prompt in enumerate(options.prompts)
+    ]
+    wanted = [
+        {"method": method, "prompt": prompt, "temperature": heat, "length": options.tokens, "seed": seed}
+        for heat in options.temperatures
+        for seed in range(options.seed, options.seed + options.repetitions)
+        for prompt, order in turns
+        for method in order
+    ]
+    record(options, ["vdm"] if "spede" in options.methods else [], dtype="bfloat16")
+    return run(options, executor, self_drafting.run, wanted, self_drafting.METHODS_RESULTS)
+
+
+def run_alike(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
+    """How alike the branches of self-drafters are, on every prompt."""
+    wanted = sweep.grid(method=options.methods, prompt=options.prompts, length=[options.tokens])
+    record(options, dtype="bfloat16")
+    return run(options, executor, self_drafting.alike, wanted, self_drafting.BRANCHES_RESULTS)
+
+
+def run_self_texts(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
+    """Self-drafters' greedy float32 texts on every prompt against plain text; each also without positions."""
+    wanted = sweep.grid(
+        method=options.methods, prompt=options.prompts, length=[options.tokens], positions=[True, False]
+    )
+    record(options, dtype="float32")
+    return run(options, executor, self_drafting.same_text, wanted, measures.TEXT_RESULTS)
+
+
+def record(options: argparse.Namespace, drafts: Sequence[str] | None = None, **facts) -> None:
     """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and each head by its hash."""
     command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
-    hashes = {name: assets.sha256(_file(name, "safetensors")) for name in drafts or [options.draft]}
+    if drafts is None:
+        drafts = [] if options.methods else [options.draft]
+    hashes = {name: assets.sha256(_file(name, "safetensors")) for name in drafts}
     records.add_run(f"{options.out}.json", command, head_sha256=hashes, **facts)
 
 
@@ -185,28 +221,10 @@ WORK = {
     "decoded": run_decoded,
     "trees": run_trees,
     "searches": run_searches,
+    "methods": run_methods,
+    "alike": run_alike,
+    "self_texts": run_self_texts,
 }
-
-
-def tidy(table: pd.DataFrame, plain: pd.DataFrame) -> pd.DataFrame:
-    """A recorded grid as one row per setting and length: token/s, speed-up over plain, path, nodes, acceptance.
-
-    path: tokens a step commits; nodes: drafted a step; acceptance: DynaTree's own, committed tokens per drafted node.
-    Plain decoding's token/s is the median over its repetitions at that length, half of them from before the grid and
-    half from after it: a machine that changed in between would show there. Cells that failed are left out.
-    """
-    per_length = plain[plain["status"] == "ok"].groupby(["length", "prompt"])[["tokens", "seconds"]].median()
-    baseline, rows = per_length["tokens"] / per_length["seconds"], []
-    for row in table[table["status"] == "ok"].to_dict("records"):
-        for n in measures.LENGTHS:
-            tokens, steps, nodes = (row[f"{name} {n}"] for name in ("tokens", "steps", "nodes"))
-            speed, before = tokens / row[f"seconds {n}"], baseline[n, row["prompt"]]
-            counts = {"path": tokens / steps, "nodes": nodes / steps, "acceptance": tokens / nodes}
-            setting = {name: row[name] for name in ("prompt", "depth", "branch", "threshold")}
-            rows.append(
-                {**setting, "length": n, "token/s": speed, "plain": before, "speed-up": speed / before, **counts}
-            )
-    return pd.DataFrame(rows)
 
 
 @contextmanager
@@ -248,6 +266,8 @@ def main() -> None:
     parser.add_argument("--no-vanilla", action="store_true", help="trees without the 363 nodes of the vanilla tree")
     parser.add_argument("--rules", nargs="+", help='growth rules whose texts are checked: cape, "pct 0.07,5,10", …')
     parser.add_argument("--runs", nargs="+", default=[], metavar="HEAD:RULE", help='what decoded times: "edd:chain 5"')
+    parser.add_argument("--methods", nargs="+", default=[], metavar="NAME", help='"ptd children=2", "lookahead", plain')
+    parser.add_argument("--seed", type=int, default=0, help="the first of --repetitions seeds of methods")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
     parser.add_argument("--settings", type=int, default=20, help="random settings to check")
     parser.add_argument("--repetitions", type=int, default=1)
@@ -256,6 +276,8 @@ def main() -> None:
     parser.add_argument("--scheduler", help="address of a Dask scheduler")
     parser.add_argument("--out", required=True, help="writes OUT.csv, OUT_plain.csv and OUT.json")
     options = parser.parse_args()
+    for name in set(options.methods) - {"plain", "spede"}:
+        self_drafting.named(name)  # ValueError on names without sense, before any work
     options.prompts = [one for name in options.prompts for one in chosen(name)]
     with executors(options) as executor:
         table = WORK[options.work](options, executor)

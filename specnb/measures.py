@@ -11,7 +11,7 @@ import torch
 
 from specnb import assets, bench, costs, growth, head_drafts, models, prompts, replay, verifiers
 from specnb.broken import Unpositioned
-from specnb.decode import Step, decode
+from specnb.decode import Generation, Step, decode
 from specnb.draft_models import DraftModel, Tempered
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.growth import Growth
@@ -82,17 +82,21 @@ def dynatree(
 
 
 def same_text(draft_name: str, rule: str, prompt: str, length: int, positions: bool) -> dict[str, object]:
-    """The greedy float32 text of a growth rule (``bench.rule``) beside plain decoding's, by the near-tie rule.
+    """The greedy float32 text of a growth rule (``bench.rule``): see ``compare_text``."""
+    return compare_text(rule, bench.drafter(rule, draft(draft_name, "float32")), prompt, length, positions)
+
+
+def compare_text(name: str, drafter: Drafter, prompt: str, length: int, positions: bool) -> dict[str, object]:
+    """A drafter's greedy float32 text beside plain decoding's, by the near-tie rule.
 
     positions: whether the target is told position ids.
     """
     with ALONE:
         model = pair("float32").target
-        drafter = bench.drafter(rule, draft(draft_name, "float32"))
         target, options = (Target if positions else Unpositioned)(model), {"max_new_tokens": length, "eos": ()}
         methods = {
             "generate": lambda _: list(plain_text(prompt, length)),
-            rule: lambda ids: list(decode(target, drafter, verifiers.greedy, ids, **options).tokens),
+            name: lambda ids: list(decode(target, drafter, verifiers.greedy, ids, **options).tokens),
         }
         row = bench.same_text(model, methods, [encoded(prompt, "float32")]).iloc[0]
     return {name: row[name].item() if hasattr(row[name], "item") else row[name] for name in TEXT_RESULTS}
@@ -140,34 +144,44 @@ def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length:
     seconds: the whole run. prefill: until the first token of plain, resp. all of the first step; draft, target,
     verify and commit: seconds of the later steps. nodes, depth: of the trees that were verified, summed over steps.
     """
+    if rule == "plain":
+        return plain_run(prompt, temperature, length)[1]
     with ALONE:
-        ids, sizes = encoded(prompt, "bfloat16"), {}
-        if rule == "plain":
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-            one, method = (generate("bfloat16", n, **sampling) for n in (1, length))
-            phases = {"prefill": costs.timed(partial(one, ids))[1]}
-            torch.manual_seed(0)
-            tokens, seconds = costs.timed(partial(method, ids))
-        else:
-            target = Target(pair("bfloat16").target)
-            drafter = (_kept if rule.startswith("ongoing") else _made)(draft_name, rule)
-            verifier = verifiers.one_hot if temperature else verifiers.greedy
-            _warm(draft_name, rule)
-            options = {"max_new_tokens": length, "temperature": temperature, "eos": ()}
-            out, seconds = costs.timed(partial(decode, target, drafter, verifier, ids, **options))
-            tokens, (first, *later) = out.tokens, out.steps
-            phases = {name: sum(step.seconds[name] for step in later) for name in PHASES}
-            phases["prefill"] = sum(first.seconds.values())
-            sizes["nodes"] = sum(len(step.draft.tree) - 1 for step in out.steps)
-            sizes["depth"] = sum(max(step.draft.tree.depth_list) for step in out.steps)
-            sizes["steps"] = len(out.steps)
-    return {
-        **dict.fromkeys(DECODED, 0),
-        "steps": len(tokens),
-        **phases,
-        **sizes,
+        _warm(draft_name, rule)
+    drafter = (_kept if rule.startswith("ongoing") else _made)(draft_name, rule)
+    return timed_run(drafter, verifiers.one_hot if temperature else verifiers.greedy, prompt, temperature, length)[1]
+
+
+def plain_run(prompt: str, temperature: float, length: int, seed: int = 0) -> tuple[tuple[int, ...], dict[str, float]]:
+    """The text of transformers' generate, greedy or sampled, and its times in the form of ``timed_run``."""
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    with ALONE:
+        ids = encoded(prompt, "bfloat16")
+        one, method = (generate("bfloat16", n, **sampling) for n in (1, length))
+        prefill = costs.timed(partial(one, ids))[1]
+        torch.manual_seed(seed)
+        tokens, seconds = costs.timed(partial(method, ids))
+    sizes = {"seconds": seconds, "tokens": len(tokens), "steps": len(tokens), "prefill": prefill}
+    return tuple(tokens), {**dict.fromkeys(DECODED, 0), **sizes}
+
+
+def timed_run(
+    drafter: Drafter, verifier: verifiers.Verifier, prompt: str, temperature: float, length: int, seed: int = 0
+) -> tuple[Generation, dict[str, float]]:
+    """One real run in bfloat16, end tokens being text; and its times: see ``decoded``."""
+    options = {"max_new_tokens": length, "temperature": temperature, "seed": seed, "eos": ()}
+    with ALONE:
+        target, ids = Target(pair("bfloat16").target), encoded(prompt, "bfloat16")
+        out, seconds = costs.timed(partial(decode, target, drafter, verifier, ids, **options))
+    first, *later = out.steps
+    return out, {
         "seconds": seconds,
-        "tokens": len(tokens),
+        "tokens": len(out.tokens),
+        "steps": len(out.steps),
+        "nodes": sum(len(step.draft.tree) - 1 for step in out.steps),
+        "depth": sum(max(step.draft.tree.depth_list) for step in out.steps),
+        "prefill": sum(first.seconds.values()),
+        **{name: sum(step.seconds[name] for step in later) for name in PHASES},
     }
 
 

@@ -5,11 +5,13 @@ Steps whose draft was empty count as steps; auxiliary nodes are not draft tokens
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from difflib import SequenceMatcher
 
 import numpy as np
 import pandas as pd
 
 from specnb.decode import Generation, Step
+from specnb.tree import Draft
 
 
 def all_steps(generations: Generation | Iterable[Generation]) -> list[Step]:
@@ -68,6 +70,57 @@ def summary(generations: Generation | Iterable[Generation]) -> dict[str, float]:
         "draft tokens per step": drafted(steps).mean(),
         "acceptance rate": acceptance_rate(steps),
     }
+
+
+def retrieval(steps: Sequence[Step]) -> dict[str, float]:
+    """PTD's five measures (section 4.1), counted from the trees: DE, HR, AL, Dft, Ver.
+
+    DE: tokens per target call, which is τ. HR: share of steps that had a candidate at all. AL: tokens per step among
+    those, bonus included (nan if there were none). Dft, Ver: auxiliary and candidate nodes per step. By definition
+    DE = HR · AL + 1 − HR.
+    """
+    lengths, candidates = accepted(steps), drafted(steps)
+    hit = candidates > 0
+    nodes = np.array([len(step.draft.tree) - 1 for step in steps])
+    return {
+        "DE": 1 + lengths.mean(),
+        "HR": hit.mean(),
+        "AL": 1 + lengths[hit].mean() if hit.any() else float("nan"),
+        "Dft": (nodes - candidates).mean(),
+        "Ver": candidates.mean(),
+    }
+
+
+def branches(draft: Draft, tail: int | None = None) -> list[tuple[int, ...]]:
+    """What a self-drafter is working on: the tokens of every auxiliary path from the root to a leaf, or its last few.
+
+    A path of auxiliary nodes begins at the root. tail: only the last so many tokens (Self-Draft's branches without
+    their random prefixes).
+    """
+    if draft.auxiliary is None:
+        return []
+    flags = draft.auxiliary.tolist()
+    paths = (draft.tree.path_tokens(leaf) for leaf in draft.tree.leaves if flags[leaf])
+    return [path if tail is None else path[-tail:] for path in paths]
+
+
+def aligned(a: Sequence[int], b: Sequence[int]) -> float:
+    """Share of positions at which two branches hold the same token, of the longer one's."""
+    return sum(x == y for x, y in zip(a, b, strict=False)) / max(len(a), len(b))
+
+
+def overlap(a: Sequence[int], b: Sequence[int]) -> float:
+    """2 · (tokens in matching blocks) / (both lengths), Ratcliff and Obershelp's measure, by difflib.
+
+    Unlike ``aligned`` it sees that one branch is the other, one token later.
+    """
+    return SequenceMatcher(None, a, b, autojunk=False).ratio()
+
+
+def likeness(found: Sequence[Sequence[int]], similarity: Callable[[Sequence[int], Sequence[int]], float]) -> np.ndarray:
+    """(branches,) how similar each branch of a step is to the one most like it; 0 for a branch alone (Figure 1b)."""
+    pairs = np.array([[similarity(a, b) if i != j else 0.0 for j, b in enumerate(found)] for i, a in enumerate(found)])
+    return pairs.max(axis=1) if len(found) > 1 else np.zeros(len(found))
 
 
 def reliability(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> pd.DataFrame:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 import pandas as pd
 from torch import Tensor
 
-from specnb import adaptive, growth, replay, search
+from specnb import adaptive, growth, measures, replay, search
 from specnb.growth import Growth
-from specnb.measures import recorded
 from specnb.replay import Turn
 from specnb.tree import TokenTree
 
@@ -41,8 +40,8 @@ def trees(
     """
     rules = edd_rules(cost, node)
     widest = [rules[name] for name in ("chain 10", "cape", "eagle2", "pct width 10", "pct w/o gain", "layer gain")]
-    recording = recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10))
-    full = recorded(draft_name, prompt, length, rules["vct"]) if vanilla else None
+    recording = measures.recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10))
+    full = measures.recorded(draft_name, prompt, length, rules["vct"]) if vanilla else None
     vct = {"vct": rules.pop("vct")}
     counts = _counts(full, vct) if full else {f"vct: {what}": float("nan") for what in COUNTS}
     return {"chains": _pack(replay.outcomes(recording)), **counts, **_counts(recording, rules)}
@@ -104,7 +103,7 @@ def searches(draft_name: str, prompt: str, length: int) -> dict[str, object]:
     """
     rules = salf_rules()
     widest = [rules[name] for name in ("beam 8", "specexec", "opt-tree", "salf 0.00")]
-    recording = recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10))
+    recording = measures.recorded(draft_name, prompt, length, replay.Together(tuple(widest), k=10))
     places = zip(recording.trees, recording.scores, strict=True)
     found = {"gains": json.dumps([_gains(*place, rules["salf 0.00"]) for place in places])}
     for name, rule in rules.items():
@@ -149,3 +148,24 @@ def chain_table(recorded: pd.DataFrame) -> pd.DataFrame:
                 fate = depth <= accepted + 1, depth <= accepted  # alive, hit
                 rows.append((cell["draft_name"], cell["prompt"], place, depth, confidence / 10_000, path, *fate))
     return pd.DataFrame(rows, columns=["draft", "prompt", "place", "depth", "confidence", "path", "alive", "hit"])
+
+
+def tidy(table: pd.DataFrame, plain: pd.DataFrame) -> pd.DataFrame:
+    """A recorded grid as one row per setting and length: token/s, speed-up over plain, path, nodes, acceptance.
+
+    path: tokens a step commits; nodes: drafted a step; acceptance: DynaTree's own, committed tokens per drafted node.
+    Plain decoding's token/s is the median over its repetitions at that length, half of them from before the grid and
+    half from after it: a machine that changed in between would show there. Cells that failed are left out.
+    """
+    per_length = plain[plain["status"] == "ok"].groupby(["length", "prompt"])[["tokens", "seconds"]].median()
+    baseline, rows = per_length["tokens"] / per_length["seconds"], []
+    for row in table[table["status"] == "ok"].to_dict("records"):
+        for n in measures.LENGTHS:
+            tokens, steps, nodes = (row[f"{name} {n}"] for name in ("tokens", "steps", "nodes"))
+            speed, before = tokens / row[f"seconds {n}"], baseline[n, row["prompt"]]
+            counts = {"path": tokens / steps, "nodes": nodes / steps, "acceptance": tokens / nodes}
+            setting = {name: row[name] for name in ("prompt", "depth", "branch", "threshold")}
+            rows.append(
+                {**setting, "length": n, "token/s": speed, "plain": before, "speed-up": speed / before, **counts}
+            )
+    return pd.DataFrame(rows)

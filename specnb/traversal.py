@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins
 from specnb.tree import Draft, Drawn
-from specnb.verifiers import Verdict, check, choose, is_chain, over_columns, q_over_columns, toss
+from specnb.verifiers import Verdict, check, choose, is_chain, over_columns, probabilities, q_over_columns, toss
 
 
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -150,12 +150,11 @@ def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
 
 def ratios(draft: Draft, p: Tensor) -> list[float]:
     """p(x)/q(x) of every node's token under the untouched laws of its parent; p(x) for a POINT draft."""
-    parents, tokens = draft.tree.parents.clamp_min(0), draft.tree.tokens
-    above = p[parents, tokens].double()
+    above = probabilities(draft, p)
     if draft.drawn is Drawn.POINT:
-        return above.tolist()
-    below = draft.q[parents, draft.columns].double()
-    return [_ratio(a, b) for a, b in zip(above.tolist(), below.tolist(), strict=True)]
+        return above
+    below = draft.q[draft.tree.parents.clamp_min(0), draft.columns].double().tolist()
+    return [_ratio(a, b) for a, b in zip(above, below[: len(above)], strict=True)]
 
 
 def _ratio(px: float, qx: float) -> float:

@@ -247,6 +247,13 @@ class Draft:
         return tuple(tuple(c for c in below if not flags[c]) for below in self.tree.children)
 
     @cached_property
+    def elected(self) -> int:
+        """Rows up to the last node that stands for election: auxiliary ones behind it need no law p."""
+        if self.auxiliary is None:
+            return len(self.tree)
+        return 1 + int((~self.auxiliary).nonzero()[-1])
+
+    @cached_property
     def columns(self) -> Tensor:
         """(n,) int64: the column of q in which each node's token stands."""
         if self.ids is None:

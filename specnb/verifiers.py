@@ -1,8 +1,9 @@
 """Verifiers: given a draft and the target's laws, elect a path and one more token without changing the output.
 
-Each is ``verifier(draft, p, coins) -> Verdict`` with p: (n, V) float32 or wider, row i the target's law after
-node i. Arithmetic is float64. Siblings are tried in drawing order; vocabulary-sized work happens only where a
-rejection needs a residual. A verifier refuses a draft for which it would not be lossless.
+Each is ``verifier(draft, p, coins) -> Verdict`` with p: (n, V) float32 or wider, row i the target's law after node i;
+rows of auxiliary nodes behind the last one that stands for election may be missing. Arithmetic is float64. Siblings
+are tried in drawing order; vocabulary-sized work happens only where a rejection needs a residual. A verifier refuses
+a draft for which it would not be lossless.
 """
 
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def one_hot(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
             law[struck] = 0
         return None, coins.choose(law if law.any() else p[node])
 
-    chance = p[draft.tree.parents.clamp_min(0), draft.tree.tokens].double().tolist()
+    chance = probabilities(draft, p)
     return _descend(judge)
 
 
@@ -127,9 +128,8 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
     check(draft, p)
     if not any(draft.candidates):
         return Verdict((), coins.choose(p[0]))
-    tokens, parents = draft.tree.tokens, draft.tree.parents.clamp_min(0)
-    p_child = p[parents, tokens].double().tolist()
-    q_child = draft.q[parents, draft.columns].double().tolist()
+    p_child = probabilities(draft, p)
+    q_child = draft.q[draft.tree.parents.clamp_min(0), draft.columns].double().tolist()
     columns = draft.columns.tolist()
 
     def judge(node: int, trials: list[Trial]) -> tuple[int | None, int | None]:
@@ -209,6 +209,12 @@ def _descend(judge: Callable[[int, list[Trial]], tuple[int | None, int | None]])
         path.append(child)
 
 
+def probabilities(draft: Draft, p: Tensor) -> list[float]:
+    """What the target gives every node's token behind its parent, up to the last node that stands for election."""
+    parents, tokens = draft.tree.parents[: draft.elected].clamp_min(0), draft.tree.tokens[: draft.elected]
+    return p[parents, tokens].double().tolist()
+
+
 def toss(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bool:
     """Toss a node's accept coin and note it among the trials."""
     accepted = coins.accept(min(probability, 1.0))
@@ -245,7 +251,7 @@ def _need(draft: Draft, drawn: Drawn, name: str, other: str) -> None:
 def check(draft: Draft, p: Tensor) -> None:
     """ValueError unless p has one row per node of the draft and a column for every drafted token."""
     n = len(draft.tree)
-    if p.dim() != 2 or len(p) != n or not p.is_floating_point() or p.dtype.itemsize < 4:
+    if p.dim() != 2 or len(p) not in (n, draft.elected) or not p.is_floating_point() or p.dtype.itemsize < 4:
         raise ValueError(f"p must be float32 or wider of shape ({n}, V), got {p.dtype} {tuple(p.shape)}")
     if max(draft.tree.token_list) >= p.shape[1]:
         bad = max(draft.tree.token_list)

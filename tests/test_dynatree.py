@@ -182,7 +182,7 @@ def test_a_grid_as_cells():
         for s in (9.0, 10.0, 20.0)
     ]
     failed = {**runs[0], "status": "failed"}
-    cells = grids.tidy(pd.DataFrame([*runs, failed]), pd.DataFrame(plain))
+    cells = studies.tidy(pd.DataFrame([*runs, failed]), pd.DataFrame(plain))
     assert len(cells) == 10
     first = cells.iloc[0]
     assert (first["length"], first["depth"]) == (100, 3)

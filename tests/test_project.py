@@ -19,7 +19,8 @@ ORDER = [
     "assets", "records", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling", "verifiers",
     "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "search", "drafters",
     "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "bench", "sweep",
-    "measures", "studies", "grids", "paired", "paper", "tree_figure", "figures", "widgets", "explorers", "race",
+    "measures", "self_drafting", "studies", "grids", "paired", "paper", "tree_figure", "figures", "widgets",
+    "explorers", "race",
 ]  # fmt: skip
 WIDGETS = ("widgets", "explorers", "race")
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))

@@ -1,7 +1,21 @@
-"""Drafters: who fills the tree. ``TreeDrafter`` asks a draft model; ``NgramDrafter`` looks the text up in itself."""
+"""Drafters: who fills the tree. ``TreeDrafter`` asks a draft model; ``NgramDrafter`` looks the text up in itself.
+
+``ProgressiveDrafter`` (PTD), ``SelfDrafter`` and ``LookaheadDrafter`` let the target draft for itself.
+"""
 
 from specnb.drafters.base import Drafter
+from specnb.drafters.lookahead import LookaheadDrafter
 from specnb.drafters.model_tree import TreeDrafter
 from specnb.drafters.ngram import NgramDrafter
+from specnb.drafters.ptd import ProgressiveDrafter
+from specnb.drafters.self_draft import Corpus, SelfDrafter
 
-__all__ = ["Drafter", "NgramDrafter", "TreeDrafter"]
+__all__ = [
+    "Corpus",
+    "Drafter",
+    "LookaheadDrafter",
+    "NgramDrafter",
+    "ProgressiveDrafter",
+    "SelfDrafter",
+    "TreeDrafter",
+]

@@ -10,7 +10,10 @@ from specnb.tree import Draft
 
 
 class Drafter(Protocol):
-    """Proposes one draft per step. hidden_layers: the target's hidden states it wants to see, () for none."""
+    """Proposes one draft per step. hidden_layers: the target's hidden states it wants to see, () for none.
+
+    A drafter whose auxiliary nodes reach deeper than ``max_depth`` says in ``reach`` by how many positions at most.
+    """
 
     hidden_layers: tuple[int, ...]
 

@@ -1,0 +1,76 @@
+"""LookaheadDrafter: lookahead decoding (LADE), a window of Jacobi iterations that rides the target's own forward."""
+
+import random
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specnb.drafters.pools import GramPool, check_bounds, cut, size
+from specnb.drafters.riders import Rows, said
+from specnb.sampling import Coins, Warp
+from specnb.tree import Draft
+
+
+class LookaheadDrafter:
+    """Lookahead decoding (Fu et al. 2024): guesses for the next positions are improved side by side, step after step.
+
+    window W columns, level N: level 0 holds guesses for the next W − 1 positions; each further level holds what the
+    target said after the one before. Level 0 is a chain under the root, level l of column i hangs under level l − 1
+    of column i: the whole window is a tree of W (N − 1) − 1 auxiliary nodes. Each step every column of N tokens goes
+    into a pool (up to ``guesses`` per first token), and the window moves on by one. Candidates: the pool's n-grams
+    behind the last token, as a trie. While the window fills, N − 2 steps, nothing is drafted but that.
+    from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (POOL_FROM_PROMPT).
+    The window begins with random tokens of the prompt, from a stream of its own (seed). Unlike the public code, a
+    whole accepted n-gram is followed by the bonus token, and guesses with a common beginning share its nodes.
+    Raises ValueError for window < 1, guesses < 1 and level < 3 (there is no window below).
+    """
+
+    hidden_layers = ()
+
+    def __init__(
+        self, window: int = 15, level: int = 5, guesses: int = 15, *, from_prompt: bool = False, keys: int = 4096,
+        seed: int = 0,
+    ):  # fmt: skip
+        check_bounds(window=window, guesses=guesses, keys=keys)
+        if level < 3:
+            raise ValueError(f"level, the length of the n-grams, must be at least 3, got {level}")
+        self.window, self.level, self.guesses = window, level, guesses
+        self.from_prompt, self.keys, self.seed = from_prompt, keys, seed
+        self.reach = window + 2 * level  # positions behind the text that a draft node may take
+
+    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+        rng = random.Random(self.seed)
+        self.pool, self.text = GramPool(self.guesses, self.keys), []
+        self.levels = [[rng.choice(prefix) for _ in range(self.window + self.level - 3)]]
+        self._read(prefix)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """The text goes on; its last n-grams enter the pool if they are wanted."""
+        for token in tokens:
+            self.text = [*self.text, token][-self.level :]
+            if self.from_prompt and len(self.text) == self.level:
+                self.pool.add(self.text[0], self.text[1:])
+
+    def propose(self, coins: Coins, max_depth: int) -> Draft:
+        rows = Rows(self.text[-1])
+        candidates = cut(self.pool.get(self.text[-1]), max_depth)
+        rows.add_trie(candidates, 0)
+        column = [0, *rows.add_path(self.levels[0], 0)]  # the last row of every column
+        for level in self.levels[1:]:
+            column = [rows.add(token, above) for token, above in zip(level, column[-len(level) :], strict=True)]
+        self.last = column[1:] if len(self.levels) == 1 else column
+        return rows.draft(size(candidates))
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        new, root = said(logits[self.last]), self.text[-1]
+        if len(self.levels) == self.level - 1:
+            keys = [root, *self.levels[0]]
+            for key, *gram in zip(keys, *self.levels[1:], new, strict=True):
+                self.pool.add(key, gram)
+            self.levels = [self.levels[1][1:], *self.levels[2:], new]
+        else:  # filling: every column but the first goes on, and the text takes the first one's place
+            above = [level[1:] for level in self.levels]
+            self.levels = [*above, new if len(self.levels) == 1 else new[1:]]
+        self._read([*(draft.tree.token_list[node] for node in path), next_token])

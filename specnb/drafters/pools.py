@@ -1,0 +1,128 @@
+"""Candidate pools of self-drafting: what followed a token before, as a trie or as a few n-grams, bounded both ways.
+
+A trie is a nested dict, token → trie of what follows; siblings stand in the order in which they were first added.
+"""
+
+from collections.abc import Iterator, Sequence
+
+Trie = dict[int, "Trie"]
+
+
+def merge(trie: Trie, other: Trie) -> Trie:
+    """The union of two trees under one root, PTD's merging function M (section 3.2); neither is changed.
+
+    The first one's children stand first. As sets of paths: commutative, associative, idempotent.
+    """
+    united: Trie = {}
+    absorb(united, trie)
+    absorb(united, other)
+    return united
+
+
+def absorb(trie: Trie, other: Trie) -> int:
+    """``merge`` in place: trie takes up other, which is not changed. Returns how many nodes were new to it."""
+    new = 0
+    for token, below in other.items():
+        if token not in trie:
+            trie[token] = {}
+            new += 1
+        new += absorb(trie[token], below)
+    return new
+
+
+def size(trie: Trie) -> int:
+    """Number of nodes, the root not counted."""
+    return len(trie) + sum(map(size, trie.values()))
+
+
+def depth(trie: Trie) -> int:
+    """Length of the longest path."""
+    return 1 + max(map(depth, trie.values())) if trie else 0
+
+
+def cut(trie: Trie, most: int) -> Trie:
+    """The trie without what lies deeper than ``most`` levels."""
+    return {token: cut(below, most - 1) for token, below in trie.items()} if most > 0 else {}
+
+
+def path(tokens: Sequence[int]) -> Trie:
+    """The trie of a single path."""
+    trie: Trie = {}
+    for token in reversed(tokens):
+        trie = {token: trie}
+    return trie
+
+
+def subtrees(trie: Trie) -> Iterator[tuple[int, Trie]]:
+    """Every node's token with the trie below it, parents before children."""
+    for token, below in trie.items():
+        yield token, below
+        yield from subtrees(below)
+
+
+class TriePool:
+    """PTD's candidate pool: key token → trie of what may follow it, at most ``nodes`` in a trie and ``keys`` tries.
+
+    A trie that grows too large loses its oldest first-level subtrees, and the last one its deepest levels; when
+    there are too many, the one that was not asked for longest goes. (``nodes`` 60: the public code's MAX_N.)
+    """
+
+    def __init__(self, nodes: int = 60, keys: int = 4096):
+        check_bounds(nodes=nodes, keys=keys)
+        self.nodes, self.keys = nodes, keys
+        self.tries: dict[int, tuple[Trie, int]] = {}  # with their sizes
+
+    def add(self, key: int, trie: Trie) -> None:
+        """Merge a trie into the key's own."""
+        own, count = self.tries.pop(key, ({}, 0))
+        count += absorb(own, trie)
+        while count > self.nodes and len(own) > 1:
+            count -= 1 + size(own.pop(next(iter(own))))
+        while count > self.nodes:
+            own = cut(own, depth(own) - 1)
+            count = size(own)
+        _latest(self.tries, key, (own, count), self.keys)
+
+    def get(self, key: int) -> Trie:
+        """What may follow the key, not to be changed; {} if nothing is known."""
+        if key not in self.tries:
+            return {}
+        return _latest(self.tries, key, self.tries.pop(key), self.keys)[0]
+
+
+class GramPool:
+    """Lookahead's and Self-Draft's pool: key token → its ``grams`` latest distinct continuations, for ``keys`` keys."""
+
+    def __init__(self, grams: int, keys: int = 4096):
+        check_bounds(grams=grams, keys=keys)
+        self.grams, self.keys = grams, keys
+        self.lists: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def add(self, key: int, gram: Sequence[int]) -> None:
+        """Note that a gram followed the key: it is the latest now."""
+        known = self.lists.pop(key, {})
+        known.pop(tuple(gram), None)
+        _latest(known, tuple(gram), None, self.grams)
+        _latest(self.lists, key, known, self.keys)
+
+    def get(self, key: int) -> Trie:
+        """The continuations as one trie, the latest first; {} if nothing is known."""
+        trie: Trie = {}
+        for gram in reversed(self.lists.get(key, {})):
+            trie = merge(trie, path(gram))
+        return trie
+
+
+def _latest(table: dict, key, value, most: int):
+    """Put a new entry at a table's end; beyond ``most`` entries the oldest goes."""
+    table[key] = value
+    if len(table) > most:
+        del table[next(iter(table))]
+    return value
+
+
+def check_bounds(**bounds: int) -> None:
+    """ValueError unless every bound is at least 1."""
+    for name, bound in bounds.items():
+        if bound < 1:
+            raise ValueError(f"{name} must be at least 1, got {bound}")

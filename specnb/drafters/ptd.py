@@ -1,0 +1,128 @@
+"""ProgressiveDrafter: Progressive Tree Drafting (PTD), a draft tree that the target grows while it decodes."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from specnb.drafters.pools import Trie, TriePool, check_bounds, cut, depth, size, subtrees
+from specnb.drafters.riders import Rows, said
+from specnb.sampling import Coins, Warp
+from specnb.tree import Draft
+
+EXPANSIONS = {  # how a node's draft token is drawn from the target's law; argmax draws nothing
+    "argmax": None,
+    "topk": Warp(1.0, top_k=8),
+    "topp": Warp(1.0, top_p=0.1),
+    "sample": Warp(1.0),
+}
+
+
+def grow(tree: Trie, tokens: Iterator[int], most: int) -> Trie:
+    """Expansion (section 3.2): every node gets the next of tokens as its latest child, if it has fewer than most.
+
+    tokens: one per node, depth first. A token that is there already changes nothing. The tree itself is not changed.
+    """
+    grown: Trie = {}
+    for token, below in tree.items():
+        new = next(tokens)
+        grown[token] = grow(below, tokens, most)
+        if len(grown[token]) < most:
+            grown[token].setdefault(new, {})
+    return grown
+
+
+def step(tree: Trie, most: int) -> Trie:
+    """StepAndPrune (section 3.2): a first-level subtree of more than ``most`` levels gives way to its earliest child.
+
+    The child keeps what is below it and goes to the end of the first level; the others go. If it stands there
+    already, the next one takes its place.
+    """
+    kept = {token: below for token, below in tree.items() if depth(below) < most}
+    for token, below in tree.items():
+        heir = next((child for child in below if child not in kept), None)
+        if token not in kept and heir is not None:
+            kept[heir] = below[heir]
+    return kept
+
+
+class ProgressiveDrafter:
+    """Progressive Tree Drafting (PTD paper, Algorithm 1): the target expands a perturbed tree, a level each step.
+
+    The draft tree T begins as two random tokens of the prompt, with up to one more below each, from a stream of its
+    own (seed). In each step all its nodes ride the target's forward as auxiliary ones, every node v gets the target's
+    token d_v as a child (at most ``children`` of them), and first-level subtrees deeper than ``depth`` step. Every
+    subtree of the expanded tree is merged into the pool under its root's token; the pool's tree behind the last
+    token is the next step's candidate tree. d_v is the argmax, or drawn: see EXPANSIONS.
+
+    chained: each first-level node sees those before it (the public code's mask), not only its own branch (the text).
+    feedback: what the target says after each candidate is merged into the candidates' tree, as in the public code.
+    While the first level holds fewer than ``children`` nodes, the last one's draft token joins it, or, if there is
+    none, the text's next token: a rule of the public code, the paper does not say how the first level is kept up.
+    Raises ValueError for bounds below 1 and an unknown expansion.
+    """
+
+    hidden_layers = ()
+
+    def __init__(
+        self, children: int = 4, depth: int = 6, *, expand: str = "argmax", chained: bool = True, feedback: bool = True,
+        nodes: int = 60, keys: int = 4096, seed: int = 0,
+    ):  # fmt: skip
+        check_bounds(children=children, depth=depth, nodes=nodes, keys=keys)
+        if expand not in EXPANSIONS:
+            raise ValueError(f"expand must be one of {', '.join(EXPANSIONS)}, got {expand!r}")
+        self.children, self.depth, self.expand, self.chained = children, depth, expand, chained
+        self.feedback, self.nodes, self.keys, self.seed = feedback, nodes, keys, seed
+        self.reach = children + depth  # positions behind the text that a draft node may take
+
+    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+        rng = random.Random(self.seed)
+        self.noise = torch.Generator().manual_seed(self.seed)
+        self.pool, self.root = TriePool(self.nodes, self.keys), prefix[-1]
+        self.tree: Trie = {}
+        for _ in range(min(2, self.children)):
+            self.tree[rng.choice(prefix)] = {rng.choice(prefix): {}} if self.depth > 1 and rng.random() < 0.5 else {}
+
+    def propose(self, coins: Coins, max_depth: int) -> Draft:
+        self.candidates = cut(self.pool.get(self.root), max_depth)
+        rows, above = Rows(self.root), 0
+        rows.add_trie(self.candidates, 0)
+        for token, below in self.tree.items():
+            first = rows.add(token, above)
+            rows.add_trie(below, first)
+            above = first if self.chained else 0
+        return rows.draft(size(self.candidates))
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        first = 1 + size(self.candidates)
+        tokens = self._draft_tokens(logits[first:])
+        if self.feedback:
+            told = said(logits[:first])
+            self.pool.add(self.root, {**grow(self.candidates, iter(told[1:]), self.nodes), told[0]: {}})
+        for key, below in subtrees(grow(self.tree, iter(tokens), self.nodes)):
+            if below:
+                self.pool.add(key, below)
+        self.tree = self._first_level(grow(self.tree, iter(tokens), self.children), tokens, next_token)
+        self.tree = step(self.tree, self.depth)
+        self.root = next_token
+
+    def _draft_tokens(self, logits: Tensor) -> list[int]:
+        """d_v of every draft node, from the target's unwarped logits (m, V)."""
+        warp = EXPANSIONS[self.expand]
+        if warp is None:
+            return said(logits)
+        return torch.multinomial(warp(logits).cpu(), 1, generator=self.noise)[:, 0].tolist()
+
+    def _first_level(self, tree: Trie, tokens: Sequence[int], next_token: int) -> Trie:
+        """Let the first level grow by one while there is room."""
+        if not tree:
+            return {next_token: {}}
+        if len(tree) < self.children:
+            last, below = list(tree.items())[-1]
+            new = tokens[-size(list(self.tree.values())[-1]) - 1]  # said after the last first-level node
+            if new not in tree:
+                return {**tree, last: {token: under for token, under in below.items() if token != new}, new: {}}
+        return tree

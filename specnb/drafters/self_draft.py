@@ -1,0 +1,104 @@
+"""SelfDrafter: Self-Draft, branches behind random prefixes that ride the target's own forward."""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from specnb.drafters.pools import GramPool, Trie, check_bounds, cut, merge, path, size
+from specnb.drafters.riders import Rows, said
+from specnb.sampling import Coins, Warp
+from specnb.tree import Draft
+
+
+class Corpus:
+    """n-grams of given texts: what followed the longest known ending of a text, up to ``most`` continuations.
+
+    A stand-in for Self-Draft's pickled corpus (OANC), which was not published: same form (keys of up to 4 tokens,
+    3 continuations), other texts. texts: token ids.
+    """
+
+    def __init__(self, texts: Iterable[Sequence[int]], *, longest_key: int = 4, length: int = 4, most: int = 3):
+        check_bounds(longest_key=longest_key, length=length, most=most)
+        self.longest_key, self.most = longest_key, most
+        self.after: dict[tuple[int, ...], dict[tuple[int, ...], int]] = defaultdict(lambda: defaultdict(int))
+        for text in texts:
+            for end in range(1, len(text)):
+                for start in range(max(0, end - longest_key), end):
+                    self.after[tuple(text[start:end])][tuple(text[end : end + length])] += 1
+
+    def get(self, text: Sequence[int]) -> Trie:
+        """The commonest continuations of the longest known ending, as a trie; {} if there is none."""
+        for n in range(min(self.longest_key, len(text)), 0, -1):
+            if known := self.after.get(tuple(text[-n:])):
+                trie: Trie = {}
+                for gram in sorted(known, key=known.get, reverse=True)[: self.most]:
+                    trie = merge(trie, path(gram))
+                return trie
+        return {}
+
+
+class SelfDrafter:
+    """Self-Draft (Gao et al., AAAI 2025): the target continues the text behind several random detours at once.
+
+    branches columns of ``length`` − 2 tokens each, in a window that moves on by one a step. Column 0 follows the
+    text; the others follow a random prefix of 1 or 2 tokens of the prompt (the perturbation), fixed for the
+    generation. While the window fills, one-token prefixes are used up, one a step, by the text taking their place.
+    All (1 + gram)-grams of columns and text enter a pool (``grams`` latest per first token). Candidates: the pool's
+    grams behind the last token and, with a corpus, its continuations. Defaults are the public code's, where columns
+    and prefixes come to about 30 auxiliary nodes. The prefixes come from a stream of their own (seed).
+    Raises ValueError for bounds below 1, and for length < 3.
+    """
+
+    hidden_layers = ()
+
+    def __init__(
+        self, branches: int = 6, length: int = 6, *, gram: int = 4, grams: int = 10, corpus: Corpus | None = None,
+        keys: int = 4096, seed: int = 0,
+    ):  # fmt: skip
+        check_bounds(branches=branches, gram=gram, grams=grams, keys=keys)
+        if length < 3:
+            raise ValueError(f"length, of a branch with its prefix, must be at least 3, got {length}")
+        self.branches, self.levels, self.gram, self.grams = branches, length - 2, gram, grams
+        self.corpus, self.keys, self.seed = corpus, keys, seed
+        self.reach = length + 2  # positions behind the text that a draft node may take
+
+    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+        rng = random.Random(self.seed)
+        lengths = [1] * self.levels + [rng.choice((1, 2)) for _ in range(self.branches - 1)]
+        self.columns = [([rng.choice(prefix) for _ in range(n)], []) for n in lengths]  # (prefix, levels)
+        self.pool, self.text = GramPool(self.grams, self.keys), []
+        self._read(prefix)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.text = [*self.text, token][-self.gram - 1 :]
+            self._note(self.text)
+
+    def _note(self, tokens: Sequence[int]) -> None:
+        """Every key with the gram behind it enters the pool."""
+        for start in range(len(tokens) - self.gram):
+            self.pool.add(tokens[start], tokens[start + 1 : start + 1 + self.gram])
+
+    def propose(self, coins: Coins, max_depth: int) -> Draft:
+        rows, known = Rows(self.text[-1]), self.pool.get(self.text[-1])
+        if self.corpus is not None:
+            known = merge(known, self.corpus.get(self.text))
+        candidates = cut(known, max_depth)
+        rows.add_trie(candidates, 0)
+        self.last = [[0, *rows.add_path([*prefix, *levels], 0)][-1] for prefix, levels in self.columns]
+        return rows.draft(size(candidates))
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        root, grown = self.text[-1], []
+        for (prefix, levels), token in zip(self.columns, said(logits[self.last]), strict=True):
+            self._note([*(prefix or [root]), *levels, token])
+            grown.append((prefix, [*levels, token][-self.levels :]))
+        if len(grown) > self.branches or grown[0][0]:  # filling: the text takes the place of a prefix of one token
+            gone = not grown[0][0]
+            grown = [([], grown[gone][1]), *grown[gone + 1 :]]
+        self.columns = grown
+        self._read([*(draft.tree.token_list[node] for node in path), next_token])
