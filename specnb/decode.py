@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specnb.drafters import Drafter
-from specnb.sampling import RandomCoins, Warp
+from specnb.sampling import Coins, RandomCoins, Warp
 from specnb.target import Target
 from specnb.tree import Draft, TokenTree
 from specnb.verifiers import Verdict, Verifier
@@ -71,12 +71,13 @@ def steps(
     seed: int = 0,
     eos: Collection[int] | None = None,
     stop: Stop | None = None,
+    coins: Callable[[int, int], Coins] = RandomCoins,
 ) -> Iterator[Step]:
     """Speculative decoding, one Step at a time.
 
     eos: token ids that end the text, None for those of the model's generation config, () for none.
     stop: called with the generated tokens after each new token; a string ends the generation after that token.
-    Coins for drafting and for verifying come from independent streams of the seed.
+    Coins for drafting and for verifying come from independent streams of the seed: coins(seed, 0), coins(seed, 1).
     Raises ValueError before any work on an empty prompt, or one that with max_new_tokens exceeds the context.
     """
     prompt = [int(token) for token in prompt]
@@ -93,7 +94,8 @@ def steps(
             f"{target.context}{f', of which drafts take {reach}' if reach else ''}: shorten one of them"
         )
     target.hidden_layers = tuple(drafter.hidden_layers)
-    draft_coins, verify_coins = RandomCoins(seed, 0), RandomCoins(seed, 1)
+    draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
+    tossed = getattr(verify_coins, "uniforms", [])
     clock = Clock()
     drafter.begin(prompt, warp, target.prefill(prompt[:-1]))
     clock.lap("draft")  # prefill and begin belong to the first step
@@ -106,7 +108,7 @@ def steps(
         clock.lap("draft")
         scores = target.forward(draft.tree)
         clock.lap("target")
-        verify_coins.uniforms.clear()
+        tossed.clear()
         p = warp(scores.logits[: draft.elected]).cpu()
         verdict = verifier(draft, p, verify_coins)
         clock.lap("verify")
@@ -122,8 +124,7 @@ def steps(
             finish = _finished(new, max_new_tokens, eos, stop)
             if finish:
                 break
-        uniforms = tuple(verify_coins.uniforms)
-        yield Step(index, start, draft, p, verdict, tuple(tokens), clock.take(), uniforms, finish)
+        yield Step(index, start, draft, p, verdict, tuple(tokens), clock.take(), tuple(tossed), finish)
         clock.lap("outside")  # what the reader of the iterator did meanwhile is not ours
         clock.take()
         index += 1

@@ -5,17 +5,19 @@ float64. Any drafter, any verifier, any sampler can be put to this test as it is
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specnb.decode import decode
 from specnb.draft_models import TableDraft
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.growth import Growth
 from specnb.sampling import Coins, Warp
+from specnb.target import Target
 from specnb.tree import Draft, Drawn
 from specnb.verifiers import Verdict, Verifier
 
@@ -140,6 +142,22 @@ def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, wa
 def accepted_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:
     """Law of the number of accepted draft tokens in one step (bonus not counted)."""
     return law(lambda coins: len(verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)[1].path))
+
+
+def engine_law(
+    target: Target, drafter: Drafter, verifier: Verifier, prompt: Sequence[int], length: int, **options
+) -> Law:
+    """Law of a whole generation of ``length`` tokens by ``decode``, through cache, masks and all, at temperature 1.
+
+    Equal to ``joint`` of the target's own law behind the prompt if all of it is lossless. For vocabularies and
+    lengths that can be enumerated; float64 models give float64 laws. options: those of ``decode``.
+    """
+
+    def text(coins: Coins) -> tuple[int, ...]:
+        options_now = {"temperature": 1.0, "eos": (), "trace": "none", "coins": lambda seed, purpose: coins, **options}
+        return decode(target, drafter, verifier, prompt, max_new_tokens=length, **options_now).tokens
+
+    return law(text)
 
 
 class _AcceptOnly(_Script):

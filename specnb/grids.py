@@ -174,6 +174,8 @@ def run_searches(options: argparse.Namespace, executor: Executor | None) -> pd.D
 
 def run_methods(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
     """Real timed runs of methods without a trained draft (``self_drafting.run``), in turns on every prompt."""
+    if not options.methods or min(options.temperatures) < 0:
+        raise ValueError("methods needs --methods, and --temperatures of at least 0")
     turns = [
         (prompt, options.methods[i % len(options.methods) :] + options.methods[: i % len(options.methods)])
         for i, prompt in enumerate(options.prompts)
@@ -189,11 +191,12 @@ def run_methods(options: argparse.Namespace, executor: Executor | None) -> pd.Da
     return run(options, executor, self_drafting.run, wanted, self_drafting.METHODS_RESULTS)
 
 
-def run_alike(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
-    """How alike the branches of self-drafters are, on every prompt."""
+def run_looks(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
+    """How alike the branches of self-drafters are, or what their bookkeeping takes, on every prompt."""
     wanted = sweep.grid(method=options.methods, prompt=options.prompts, length=[options.tokens])
     record(options, dtype="bfloat16")
-    return run(options, executor, self_drafting.alike, wanted, self_drafting.BRANCHES_RESULTS)
+    measure, results = self_drafting.LOOKS[options.work]
+    return run(options, executor, measure, wanted, results)
 
 
 def run_self_texts(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
@@ -222,7 +225,8 @@ WORK = {
     "trees": run_trees,
     "searches": run_searches,
     "methods": run_methods,
-    "alike": run_alike,
+    "alike": run_looks,
+    "bookkeeping": run_looks,
     "self_texts": run_self_texts,
 }
 
@@ -276,7 +280,7 @@ def main() -> None:
     parser.add_argument("--scheduler", help="address of a Dask scheduler")
     parser.add_argument("--out", required=True, help="writes OUT.csv, OUT_plain.csv and OUT.json")
     options = parser.parse_args()
-    for name in set(options.methods) - {"plain", "spede"}:
+    for name in set(options.methods) - ({"plain", "spede"} if options.work == "methods" else set()):
         self_drafting.named(name)  # ValueError on names without sense, before any work
     options.prompts = [one for name in options.prompts for one in chosen(name)]
     with executors(options) as executor:

@@ -104,6 +104,13 @@ def branches(draft: Draft, tail: int | None = None) -> list[tuple[int, ...]]:
     return [path if tail is None else path[-tail:] for path in paths]
 
 
+def repeated(draft: Draft) -> float:
+    """Share of auxiliary nodes whose token stands behind the same token elsewhere in the tree: work done twice."""
+    tree, flags = draft.tree, draft.auxiliary.tolist()
+    pairs = [(tree.token_list[tree.parent_list[i]], tree.token_list[i]) for i in range(1, len(tree)) if flags[i]]
+    return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0
+
+
 def aligned(a: Sequence[int], b: Sequence[int]) -> float:
     """Share of positions at which two branches hold the same token, of the longer one's."""
     return sum(x == y for x, y in zip(a, b, strict=False)) / max(len(a), len(b))

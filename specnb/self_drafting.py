@@ -3,12 +3,14 @@
 A method is a name with settings, as in "ptd children=2 expand=topk", "lookahead window=7" or "self_draft corpus=own".
 """
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from inspect import signature
 
 import numpy as np
+import pandas as pd
 
-from specnb import growth, measures, metrics, prompts, verifiers
+from specnb import assets, costs, growth, measures, metrics, prompts, sweep, verifiers
 from specnb.drafters import (
     Corpus,
     Drafter,
@@ -18,7 +20,7 @@ from specnb.drafters import (
     SelfDrafter,
     TreeDrafter,
 )
-from specnb.tree import Drawn
+from specnb.tree import Draft, Drawn
 
 DRAFTERS = {
     "ptd": ProgressiveDrafter,
@@ -29,9 +31,21 @@ DRAFTERS = {
 RETRIEVAL = ("DE", "HR", "AL", "Dft", "Ver")
 METHODS_RESULTS = (*measures.DECODED, *RETRIEVAL, "ids")
 SIMILARITIES = {"aligned": metrics.aligned, "overlap": metrics.overlap}
+NAMES = {
+    "plain": "generate",
+    "spede": "SpeDe (VDM)",
+    "lookahead window=15 level=5 guesses=15": "lookahead 15",
+    "lookahead window=7 level=5 guesses=7": "lookahead 7",
+    "self_draft": "Self-Draft",
+    "self_draft corpus=own": "Self-Draft, corpus",
+    "ptd chained=False": "PTD",
+    "ptd chained=True": "PTD, chained",
+}
+ROUGE = {"Rouge-1": "rouge1", "Rouge-2": "rouge2", "Rouge-L": "rougeL"}
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 BRANCHES_RESULTS = (
     "branches",
+    "repeated",
     *(f"{kind} {name} {least}" for name in SIMILARITIES for kind in ("steps", "share") for least in THRESHOLDS),
 )
 
@@ -44,22 +58,25 @@ def named(method: str) -> Drafter:
     kind, *words = method.split()
     if kind not in DRAFTERS:
         raise ValueError(f"unknown drafter {kind!r}: known are {', '.join(DRAFTERS)}")
-    known = set(signature(DRAFTERS[kind]).parameters)
+    known = signature(DRAFTERS[kind]).parameters
     settings: dict[str, object] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if name not in known or not equals:
             raise ValueError(f"{method!r}: {word!r} is no setting of {kind}, which has {', '.join(sorted(known))}")
-        settings[name] = _value(text)
-    if settings.get("corpus") == "own":
-        settings["corpus"] = own_texts()
+        like = known[name].default
+        try:
+            settings[name] = own_texts() if (name, text) == ("corpus", "own") else _read(text, like)
+        except (ValueError, KeyError) as error:
+            raise ValueError(
+                f"{method!r}: {word!r} should be {name}={'own' if like is None else like!r} or so"
+            ) from error
     return DRAFTERS[kind](**settings)
 
 
-def _value(text: str) -> object:
-    if text in ("True", "False"):
-        return text == "True"
-    return int(text) if text.lstrip("-").isdigit() else text
+def _read(text: str, like: object) -> object:
+    """A setting in the type of its default; KeyError or ValueError if it is none."""
+    return {"True": True, "False": False}[text] if isinstance(like, bool) else {int: int, str: str}[type(like)](text)
 
 
 @cache
@@ -99,13 +116,19 @@ def alike(method: str, prompt: str, length: int) -> dict[str, float]:
     """How alike a greedy run's branches are, step by step (PTD's Figure 1b), by two similarities.
 
     Per similarity and threshold: "steps", the share of steps in which at least two branches are that similar, and
-    "share", that of branches with such a partner. Self-Draft's branches are looked at without their random prefixes.
-    Steps in which the window or tree still fills, the first four, are left out.
+    "share", that of branches with such a partner. Self-Draft's branches are looked at without their prefixes. PTD's
+    share beginnings, which are computed once and yet alike: "repeated" is the share of draft nodes whose token has
+    been drafted behind the same token in the same step before. Steps in which the window or tree may still fill are
+    left out. ValueError on drafters without branches.
     """
-    out, _ = measures.timed_run(named(method), verifiers.greedy, prompt, 0.0, length)
-    tail = 4 if method.startswith("self_draft") else None
-    found = [metrics.branches(step.draft, tail) for step in out.steps[4:]]
+    drafter = named(method)
+    if not isinstance(drafter, ProgressiveDrafter | SelfDrafter):
+        raise ValueError(f"{method!r} has no branches to compare: alike looks at ptd and self_draft")
+    out, _ = measures.timed_run(drafter, verifiers.greedy, prompt, 0.0, length)
+    tail, full = (drafter.levels if isinstance(drafter, SelfDrafter) else None), out.steps[drafter.reach :]
+    found = [metrics.branches(step.draft, tail) for step in full]
     row = {"branches": float(np.mean([len(step) for step in found]))}
+    row["repeated"] = float(np.mean([metrics.repeated(step.draft) for step in full]))
     for name, similarity in SIMILARITIES.items():
         best = [metrics.likeness(step, similarity) for step in found]
         for least in THRESHOLDS:
@@ -113,6 +136,89 @@ def alike(method: str, prompt: str, length: int) -> dict[str, float]:
             row[f"steps {name} {least}"] = float(np.mean([values.any() for values in high]))
             row[f"share {name} {least}"] = float(np.mean(np.concatenate(high)))
     return row
+
+
+class Watched:
+    """A drafter whose milliseconds are noted step by step, as (propose, observe)."""
+
+    def __init__(self, drafter: Drafter):
+        self.inner, self.hidden_layers, self.begin = drafter, (), drafter.begin
+        self.reach = getattr(drafter, "reach", 0)
+        self.milliseconds: list[tuple[float, float]] = []
+
+    def propose(self, *args) -> Draft:
+        draft, self.seconds = costs.timed(partial(self.inner.propose, *args))
+        return draft
+
+    def observe(self, *args) -> None:
+        after = costs.timed(partial(self.inner.observe, *args))[1]
+        self.milliseconds.append((1000 * self.seconds, 1000 * after))
+
+
+def bookkeeping(method: str, prompt: str, length: int) -> dict[str, float]:
+    """What a greedy run spends beside the model, in ms: medians over the steps after the first four.
+
+    propose: retrieving the candidates and laying out the tree. observe: reading the draft tokens off the logits,
+    growing and pruning the draft tree or window, merging into the pool. forward: the target's own.
+    """
+    drafter = Watched(named(method))
+    out, _ = measures.timed_run(drafter, verifiers.greedy, prompt, 0.0, length)
+    propose, observe = np.median(drafter.milliseconds[4:], axis=0)
+    forward = np.median([1000 * step.seconds["target"] for step in out.steps[4:]])
+    return {"propose": float(propose), "observe": float(observe), "forward": float(forward)}
+
+
+LOOKS = {"alike": (alike, BRANCHES_RESULTS), "bookkeeping": (bookkeeping, ("propose", "observe", "forward"))}
+
+
+def resemblance(texts: Sequence[str], others: Sequence[str]) -> dict[str, float]:
+    """ROUGE-1, -2, -L (F1, rouge-score) and BLEU (sacrebleu, corpus) of texts against others, in percent (Table 2)."""
+    from rouge_score.rouge_scorer import RougeScorer  # of the extra "lab": only notebook 01 asks for them
+    from sacrebleu import corpus_bleu
+
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    scores = [scorer.score(other, text) for text, other in zip(texts, others, strict=True)]
+    found = {name: 100 * float(np.mean([score[key].fmeasure for score in scores])) for name, key in ROUGE.items()}
+    return {**found, "BLEU": corpus_bleu(list(texts), [list(others)]).score}
+
+
+# ---- reading what was recorded ------------------------------------------------------------------------------
+
+
+def load(name: str) -> pd.DataFrame:
+    """A recorded sweep of ``run``: methods by the names of NAMES, and columns domain and token/s.
+
+    Raises ValueError if a cell failed: a mean over the rest would hide it.
+    """
+    table = sweep.load(assets.DATA / "results" / f"{name}.csv")
+    if failed := int((table["status"] != "ok").sum()):
+        raise ValueError(f"{failed} cells of {name} failed: measure them again with --retry")
+    domain = table["prompt"].str.split(r"[-/]").str[0].replace({"gsm8k": "GSM-100"})
+    table["method"] = table["method"].replace(NAMES)
+    return table.assign(domain=domain, **{"token/s": table["tokens"] / table["seconds"]})
+
+
+def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
+    """Per method: median token/s, and the median speed-up paired by prompt with its bootstrap interval."""
+    wide, rows = table.pivot_table(index="prompt", columns="method", values="token/s"), {}
+    for name in wide:
+        ratio = (wide[name] / wide[baseline]).rename("ratio").reset_index()
+        low, high = metrics.interval(lambda part: part["ratio"].median(), ratio, "prompt")
+        rows[name] = {"token/s": wide[name].median(), "speed-up": ratio["ratio"].median(), "low": low, "high": high}
+    return pd.DataFrame(rows).T.sort_values("speed-up", ascending=False)
+
+
+def difference(table: pd.DataFrame, measure: str, first: str, second: str) -> tuple[float, float, float]:
+    """Mean difference of two methods over the prompts that both have, and its bootstrap interval."""
+    wide = table.pivot_table(index="prompt", columns="method", values=measure)
+    apart = (wide[first] - wide[second]).dropna().rename("d").reset_index()
+    return (float(apart["d"].mean()), *metrics.interval(lambda part: part["d"].mean(), apart, "prompt"))
+
+
+def budget_for(points: pd.DataFrame, efficiency: float) -> float:
+    """Tokens per step (column budget) that buy a DE, between measured sizes; nan if none of them gets there."""
+    best = points.sort_values("budget").assign(DE=lambda table: table["DE"].cummax()).drop_duplicates("DE")
+    return float(np.interp(efficiency, best["DE"], best["budget"], left=best["budget"].iloc[0], right=np.nan))
 
 
 def same_text(method: str, prompt: str, length: int, positions: bool) -> dict[str, object]:

@@ -252,7 +252,8 @@ def check(draft: Draft, p: Tensor) -> None:
     """ValueError unless p has one row per node of the draft and a column for every drafted token."""
     n = len(draft.tree)
     if p.dim() != 2 or len(p) not in (n, draft.elected) or not p.is_floating_point() or p.dtype.itemsize < 4:
-        raise ValueError(f"p must be float32 or wider of shape ({n}, V), got {p.dtype} {tuple(p.shape)}")
+        short = f" or ({draft.elected}, V)" if draft.elected < n else ""
+        raise ValueError(f"p must be float32 or wider of shape ({n}, V){short}, got {p.dtype} {tuple(p.shape)}")
     if max(draft.tree.token_list) >= p.shape[1]:
         bad = max(draft.tree.token_list)
         raise ValueError(f"the draft holds token id {bad}, the target's vocabulary ends at {p.shape[1] - 1}")

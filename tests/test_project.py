@@ -20,9 +20,9 @@ ORDER = [
     "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "search", "drafters",
     "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "bench", "sweep",
     "measures", "self_drafting", "studies", "grids", "paired", "paper", "tree_figure", "figures", "widgets",
-    "explorers", "race",
+    "explorers", "race", "growing",
 ]  # fmt: skip
-WIDGETS = ("widgets", "explorers", "race")
+WIDGETS = ("widgets", "explorers", "race", "growing")
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))
 MOST_LINES = 300
 

@@ -23,10 +23,10 @@ from toy import (
     warped,
 )
 
-from specnb import decode, exact, traversal
+from specnb import exact, traversal
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import TreeDrafter
-from specnb.exact import accepted_law, expectation, joint, law, total_variation
+from specnb.exact import accepted_law, engine_law, expectation, joint, law, total_variation
 from specnb.growth import chain, kary
 from specnb.sampling import Warp
 from specnb.target import Target
@@ -232,19 +232,11 @@ def test_the_residual_without_survival_is_caught(monkeypatch):
     assert broken(monkeypatch, "_reject", wrong) > 0.01
 
 
-def test_the_whole_engine_is_exact(monkeypatch):
+def test_the_whole_engine_is_exact():
     """A random tiny transformer as target and another as draft, through cache, masks and decode: float64, V = 4."""
     sizes = {"vocab_size": 4, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     big, small = (llama(seed, **sizes).double() for seed in (0, 1))
-
-    def text(verifier, shape, coins):
-        monkeypatch.setattr(decode, "RandomCoins", lambda *_: Counting(coins))
-        drafter = TreeDrafter(CausalLMDraft(small), shape, SWOR)
-        new = []
-        for step in decode.steps(Target(big), drafter, verifier, [1, 2], max_new_tokens=3, temperature=1.0):
-            new += step.tokens
-        return tuple(new)
 
     @torch.no_grad()
     def model(prefix):
@@ -252,20 +244,8 @@ def test_the_whole_engine_is_exact(monkeypatch):
 
     expected = joint(model, 3)
     for verifier, shape in ((traverse, UNEVEN), (block, chain(2))):
-        assert total_variation(law(partial(text, verifier, shape)), expected) < 1e-6  # probabilities are float32
-
-
-class Counting:
-    """Coins with the record that decode clears."""
-
-    def __init__(self, coins):
-        self.coins, self.uniforms = coins, []
-
-    def accept(self, probability):
-        return self.coins.accept(probability)
-
-    def choose(self, probabilities):
-        return self.coins.choose(probabilities)
+        found = engine_law(Target(big), TreeDrafter(CausalLMDraft(small), shape, SWOR), verifier, [1, 2], 3)
+        assert total_variation(found, expected) < 1e-6  # probabilities are float32
 
 
 # --- chances of nodes, by Lemma A.2

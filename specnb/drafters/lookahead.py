@@ -18,7 +18,7 @@ class LookaheadDrafter:
     target said after the one before. Level 0 is a chain under the root, level l of column i hangs under level l − 1
     of column i: the whole window is a tree of W (N − 1) − 1 auxiliary nodes. Each step every column of N tokens goes
     into a pool (up to ``guesses`` per first token), and the window moves on by one. Candidates: the pool's n-grams
-    behind the last token, as a trie. While the window fills, N − 2 steps, nothing is drafted but that.
+    behind the last token, as a trie. While the window fills, N − 2 steps, no columns enter it.
     from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (POOL_FROM_PROMPT).
     The window begins with random tokens of the prompt, from a stream of its own (seed). Unlike the public code, a
     whole accepted n-gram is followed by the bonus token, and guesses with a common beginning share its nodes.
@@ -36,7 +36,7 @@ class LookaheadDrafter:
             raise ValueError(f"level, the length of the n-grams, must be at least 3, got {level}")
         self.window, self.level, self.guesses = window, level, guesses
         self.from_prompt, self.keys, self.seed = from_prompt, keys, seed
-        self.reach = window + 2 * level  # positions behind the text that a draft node may take
+        self.reach = window + level - 3  # how far behind the text a draft node may lie
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
         rng = random.Random(self.seed)
@@ -57,7 +57,7 @@ class LookaheadDrafter:
         rows.add_trie(candidates, 0)
         column = [0, *rows.add_path(self.levels[0], 0)]  # the last row of every column
         for level in self.levels[1:]:
-            column = [rows.add(token, above) for token, above in zip(level, column[-len(level) :], strict=True)]
+            column = [rows.add(token, above) for token, above in zip(level, column, strict=True)]
         self.last = column[1:] if len(self.levels) == 1 else column
         return rows.draft(size(candidates))
 

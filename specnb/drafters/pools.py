@@ -64,7 +64,8 @@ class TriePool:
     """PTD's candidate pool: key token → trie of what may follow it, at most ``nodes`` in a trie and ``keys`` tries.
 
     A trie that grows too large loses its oldest first-level subtrees, and the last one its deepest levels; when
-    there are too many, the one that was not asked for longest goes. (``nodes`` 60: the public code's MAX_N.)
+    there are too many, the one that was neither asked for nor added to longest goes.
+    (``nodes`` 60: the public code's MAX_N.)
     """
 
     def __init__(self, nodes: int = 60, keys: int = 4096):
@@ -91,7 +92,7 @@ class TriePool:
 
 
 class GramPool:
-    """Lookahead's and Self-Draft's pool: key token → its ``grams`` latest distinct continuations, for ``keys`` keys."""
+    """Lookahead's and Self-Draft's pool: the ``keys`` latest tokens, each with its ``grams`` latest continuations."""
 
     def __init__(self, grams: int, keys: int = 4096):
         check_bounds(grams=grams, keys=keys)
@@ -109,7 +110,7 @@ class GramPool:
         """The continuations as one trie, the latest first; {} if nothing is known."""
         trie: Trie = {}
         for gram in reversed(self.lists.get(key, {})):
-            trie = merge(trie, path(gram))
+            absorb(trie, path(gram))
         return trie
 
 

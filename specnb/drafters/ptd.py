@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specnb.drafters.pools import Trie, TriePool, check_bounds, cut, depth, size, subtrees
+from specnb.drafters.pools import path as chain
 from specnb.drafters.riders import Rows, said
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft
@@ -36,13 +37,13 @@ def grow(tree: Trie, tokens: Iterator[int], most: int) -> Trie:
 def step(tree: Trie, most: int) -> Trie:
     """StepAndPrune (section 3.2): a first-level subtree of more than ``most`` levels gives way to its earliest child.
 
-    The child keeps what is below it and goes to the end of the first level; the others go. If it stands there
-    already, the next one takes its place.
+    The child keeps what is below it and goes to the end of the first level; the others go. A child whose token stands
+    on the first level already is passed over; without an heir the subtree goes altogether.
     """
     kept = {token: below for token, below in tree.items() if depth(below) < most}
-    for token, below in tree.items():
-        heir = next((child for child in below if child not in kept), None)
-        if token not in kept and heir is not None:
+    for below in (below for token, below in tree.items() if token not in kept):
+        heir = next((child for child in below if child not in tree and child not in kept), None)
+        if heir is not None:
             kept[heir] = below[heir]
     return kept
 
@@ -50,14 +51,18 @@ def step(tree: Trie, most: int) -> Trie:
 class ProgressiveDrafter:
     """Progressive Tree Drafting (PTD paper, Algorithm 1): the target expands a perturbed tree, a level each step.
 
-    The draft tree T begins as two random tokens of the prompt, with up to one more below each, from a stream of its
+    The draft tree T begins as two random tokens of the prompt, with at most one more below each, from a stream of its
     own (seed). In each step all its nodes ride the target's forward as auxiliary ones, every node v gets the target's
     token d_v as a child (at most ``children`` of them), and first-level subtrees deeper than ``depth`` step. Every
     subtree of the expanded tree is merged into the pool under its root's token; the pool's tree behind the last
     token is the next step's candidate tree. d_v is the argmax, or drawn: see EXPANSIONS.
 
-    chained: each first-level node sees those before it (the public code's mask), not only its own branch (the text).
+    chained: each first-level node sees those before it (the public code's mask), not only its own branch (the text,
+    and the default: it drafted better on our prompts).
     feedback: what the target says after each candidate is merged into the candidates' tree, as in the public code.
+    As there, the pool takes the tree as expanded, before it steps and without the limit of its width. Unlike there,
+    the pool takes it from the first step on, and nodes behind an end of text are not removed.
+    from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (the code's PLD_INI).
     While the first level holds fewer than ``children`` nodes, the last one's draft token joins it, or, if there is
     none, the text's next token: a rule of the public code, the paper does not say how the first level is kept up.
     Raises ValueError for bounds below 1 and an unknown expansion.
@@ -66,23 +71,33 @@ class ProgressiveDrafter:
     hidden_layers = ()
 
     def __init__(
-        self, children: int = 4, depth: int = 6, *, expand: str = "argmax", chained: bool = True, feedback: bool = True,
-        nodes: int = 60, keys: int = 4096, seed: int = 0,
+        self, children: int = 4, depth: int = 6, *, expand: str = "argmax", chained: bool = False,
+        feedback: bool = True, from_prompt: bool = False, nodes: int = 60, keys: int = 4096, seed: int = 0,
     ):  # fmt: skip
         check_bounds(children=children, depth=depth, nodes=nodes, keys=keys)
         if expand not in EXPANSIONS:
             raise ValueError(f"expand must be one of {', '.join(EXPANSIONS)}, got {expand!r}")
         self.children, self.depth, self.expand, self.chained = children, depth, expand, chained
-        self.feedback, self.nodes, self.keys, self.seed = feedback, nodes, keys, seed
-        self.reach = children + depth  # positions behind the text that a draft node may take
+        self.feedback, self.from_prompt, self.nodes, self.keys, self.seed = feedback, from_prompt, nodes, keys, seed
+        self.reach = depth + chained * (children - 1)  # how far behind the text a draft node may lie
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
         rng = random.Random(self.seed)
         self.noise = torch.Generator().manual_seed(self.seed)
-        self.pool, self.root = TriePool(self.nodes, self.keys), prefix[-1]
+        self.pool, self.text = TriePool(self.nodes, self.keys), []
+        self._read(prefix)
         self.tree: Trie = {}
-        for _ in range(min(2, self.children)):
-            self.tree[rng.choice(prefix)] = {rng.choice(prefix): {}} if self.depth > 1 and rng.random() < 0.5 else {}
+        known = sorted(set(prefix))
+        for token in rng.sample(known, min(2, self.children, len(known))):
+            self.tree[token] = {rng.choice(prefix): {}} if self.depth > 1 and rng.random() < 0.5 else {}
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """The text goes on; its last n-grams enter the pool if they are wanted."""
+        for token in tokens:
+            self.text = [*self.text, token][-self.depth - 1 :]
+            if self.from_prompt and len(self.text) > self.depth:
+                self.pool.add(self.text[0], chain(self.text[1:]))
+        self.root = self.text[-1]
 
     def propose(self, coins: Coins, max_depth: int) -> Draft:
         self.candidates = cut(self.pool.get(self.root), max_depth)
@@ -99,15 +114,14 @@ class ProgressiveDrafter:
     ) -> None:
         first = 1 + size(self.candidates)
         tokens = self._draft_tokens(logits[first:])
-        if self.feedback:
-            told = said(logits[:first])
-            self.pool.add(self.root, {**grow(self.candidates, iter(told[1:]), self.nodes), told[0]: {}})
+        if self.feedback and self.candidates:
+            self.pool.add(self.root, grow(self.candidates, iter(said(logits[1:first])), self.nodes))
         for key, below in subtrees(grow(self.tree, iter(tokens), self.nodes)):
             if below:
                 self.pool.add(key, below)
         self.tree = self._first_level(grow(self.tree, iter(tokens), self.children), tokens, next_token)
         self.tree = step(self.tree, self.depth)
-        self.root = next_token
+        self._read([*(draft.tree.token_list[node] for node in path), next_token])
 
     def _draft_tokens(self, logits: Tensor) -> list[int]:
         """d_v of every draft node, from the target's unwarped logits (m, V)."""

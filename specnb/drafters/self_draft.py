@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Trie, check_bounds, cut, merge, path, size
+from specnb.drafters.pools import GramPool, Trie, absorb, check_bounds, cut, merge, path, size
 from specnb.drafters.riders import Rows, said
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft
@@ -15,7 +15,7 @@ from specnb.tree import Draft
 class Corpus:
     """n-grams of given texts: what followed the longest known ending of a text, up to ``most`` continuations.
 
-    A stand-in for Self-Draft's pickled corpus (OANC), which was not published: same form (keys of up to 4 tokens,
+    A stand-in for Self-Draft's pickled corpus (OANC), which its code does not ship: same form (keys of up to 4 tokens,
     3 continuations), other texts. texts: token ids.
     """
 
@@ -34,7 +34,7 @@ class Corpus:
             if known := self.after.get(tuple(text[-n:])):
                 trie: Trie = {}
                 for gram in sorted(known, key=known.get, reverse=True)[: self.most]:
-                    trie = merge(trie, path(gram))
+                    absorb(trie, path(gram))
                 return trie
         return {}
 
@@ -42,12 +42,14 @@ class Corpus:
 class SelfDrafter:
     """Self-Draft (Gao et al., AAAI 2025): the target continues the text behind several random detours at once.
 
-    branches columns of ``length`` − 2 tokens each, in a window that moves on by one a step. Column 0 follows the
-    text; the others follow a random prefix of 1 or 2 tokens of the prompt (the perturbation), fixed for the
-    generation. While the window fills, one-token prefixes are used up, one a step, by the text taking their place.
-    All (1 + gram)-grams of columns and text enter a pool (``grams`` latest per first token). Candidates: the pool's
-    grams behind the last token and, with a corpus, its continuations. Defaults are the public code's, where columns
-    and prefixes come to about 30 auxiliary nodes. The prefixes come from a stream of their own (seed).
+    branches columns of ``length`` − 2 tokens each. Column 0 follows the text; the others begin behind a random prefix
+    of 1 or 2 tokens of the prompt (the perturbation). While the window fills, one-token prefixes are used up, one a
+    step, by the text taking their place; then every column slides: it loses its first token and gains one, so that
+    after a few steps its prefix, too, is text that the target wrote (the public code's always_fwd_one).
+    All (1 + gram)-grams of columns and text enter a pool (``grams`` latest per first token; gram is cut to length − 1,
+    so that column 0 has some). Candidates: the pool's grams behind the last token and, with a corpus, its
+    continuations. Defaults are the public code's, where columns and prefixes come to about 30 auxiliary nodes; unlike
+    there, the pool is filled and asked from the first step on. The prefixes come from a stream of their own (seed).
     Raises ValueError for bounds below 1, and for length < 3.
     """
 
@@ -60,9 +62,9 @@ class SelfDrafter:
         check_bounds(branches=branches, gram=gram, grams=grams, keys=keys)
         if length < 3:
             raise ValueError(f"length, of a branch with its prefix, must be at least 3, got {length}")
-        self.branches, self.levels, self.gram, self.grams = branches, length - 2, gram, grams
+        self.branches, self.levels, self.gram, self.grams = branches, length - 2, min(gram, length - 1), grams
         self.corpus, self.keys, self.seed = corpus, keys, seed
-        self.reach = length + 2  # positions behind the text that a draft node may take
+        self.reach = length  # how far behind the text a draft node may lie
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
         rng = random.Random(self.seed)
@@ -95,8 +97,10 @@ class SelfDrafter:
     ) -> None:
         root, grown = self.text[-1], []
         for (prefix, levels), token in zip(self.columns, said(logits[self.last]), strict=True):
-            self._note([*(prefix or [root]), *levels, token])
-            grown.append((prefix, [*levels, token][-self.levels :]))
+            whole, n = [*prefix, *levels, token], len(prefix)
+            self._note(whole if prefix else [root, *whole])
+            whole = whole[1:] if len(levels) == self.levels else whole
+            grown.append((whole[:n], whole[n:]))
         if len(grown) > self.branches or grown[0][0]:  # filling: the text takes the place of a prefix of one token
             gone = not grown[0][0]
             grown = [([], grown[gone][1]), *grown[gone + 1 :]]

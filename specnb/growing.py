@@ -1,0 +1,106 @@
+"""PTD at work, to drag: the draft tree step by step, who sees whom in it, and what the pool had to offer."""
+
+import copy
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import ipywidgets
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from specnb import figures, verifiers
+from specnb.decode import Step, steps
+from specnb.drafters import ProgressiveDrafter, pools
+from specnb.target import Target
+from specnb.tree import Draft, TokenTree
+from specnb.widgets import TEXT, Pieces
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One greedy step of PTD: what was drafted and verified, and the pool (key token → trie) it was taken from."""
+
+    step: Step
+    pool: dict[int, pools.Trie]
+
+    @property
+    def drafted(self) -> TokenTree:
+        """The draft tree alone: the step's tree without the candidates."""
+        return self.step.draft.tree.without(range(1, self.step.draft.elected))
+
+    def paths(self) -> set[tuple[int, ...]]:
+        """The draft tree's nodes as paths of tokens."""
+        return {self.drafted.path_tokens(node) for node in range(1, len(self.drafted))}
+
+
+def record(target: Target, drafter: ProgressiveDrafter, prompt: Sequence[int], count: int) -> list[Frame]:
+    """The first steps of a greedy generation, at most count, with the pool as each of them found it.
+
+    Raises ValueError for a chained drafter: there a node's path holds first-level nodes that are none of its own.
+    """
+    if drafter.chained:
+        raise ValueError("record shows the tree of the paper's text: use ProgressiveDrafter(chained=False)")
+    frames, pool = [], {}
+    for step in steps(target, drafter, verifiers.greedy, prompt, max_new_tokens=8 * count):
+        frames.append(Frame(step.light(), pool))
+        pool = {key: copy.deepcopy(trie) for key, (trie, _) in drafter.pool.tries.items()}
+        if len(frames) == count:
+            break
+    return frames
+
+
+def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> tuple[bytes, str]:
+    """PNG (1200 × 560) of frame index, the draft tree left and its mask right; and the pool and the text in words.
+
+    Diamonds joined the tree in the step before. Raises IndexError on an unknown frame.
+    """
+    frame, before = frames[index], frames[index - 1].paths() if index else set()
+    tree = frame.drafted
+    fresh = [node for node in range(1, len(tree)) if index and _new(tree, node, before)]
+    with plt.rc_context(figures.STYLE):
+        figure = Figure(figsize=(12, 5.6), dpi=100)
+        table = figures.tree_table(Draft(tree), labels=pieces)
+        table.loc[1:, "state"] = "unvisited"
+        table.loc[fresh, "state"] = "recovered"
+        ax = figures.draw_tree(table, ax=figure.add_axes((0.01, 0.02, 0.6, 0.88)))
+        ax.set_title(f"step {frame.step.index}: a draft tree of {len(tree) - 1} nodes, {len(fresh)} of them new")
+        figures.draw_mask(tree, frame.step.start - 1, labels=pieces, ax=figure.add_axes((0.68, 0.02, 0.31, 0.76)))
+        return figures.png(figure), _words(frames, index, pieces)
+
+
+def _new(tree: TokenTree, node: int, before: set[tuple[int, ...]]) -> bool:
+    """Whether a node's path was not in the tree before, neither as it is nor below a node that has stepped since."""
+    path = tree.path_tokens(node)
+    return not any(path in (old, old[1:]) for old in before)
+
+
+def _words(frames: Sequence[Frame], index: int, pieces: Pieces) -> str:
+    frame, step = frames[index], frames[index].step
+    tree, sizes = step.draft.tree, [pools.size(trie) for trie in frame.pool.values()]
+    text = [token for earlier in frames[:index] for token in earlier.step.tokens]
+    states = ["accepted"] * len(step.verdict.path) + [figures.next_kind(step.draft, step.verdict)]
+    marked = "".join(map(figures.token_html, pieces(step.tokens), states))
+    leaves = [node for node in range(1, step.draft.elected) if not tree.children[node]]
+    known = " · ".join(html.escape("".join(pieces(tree.path_tokens(node)))) for node in leaves) or "nothing"
+    last = html.escape(pieces([tree.token_list[0]])[0])
+    return (
+        f'<div style="{TEXT}">pool: {sum(sizes)} nodes behind {len(sizes)} tokens. Behind “{last}” it knows: {known}'
+        f'<div style="white-space:pre-wrap">{html.escape("".join(pieces(text))).replace("␣", " ")}{marked}</div></div>'
+    )
+
+
+def growing_explorer(frames: Sequence[Frame], pieces: Pieces) -> ipywidgets.VBox:
+    """PTD's draft tree growing, step by step (Figure 3). controls: step, image, readout."""
+    step = ipywidgets.IntSlider(0, min=0, max=len(frames) - 1, description="step")
+    image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
+
+    def redraw(change=None):
+        image.value, readout.value = render(frames, step.value, pieces)
+
+    step.observe(redraw, "value")
+    redraw()
+    box = ipywidgets.VBox([step, readout, image])
+    box.controls = SimpleNamespace(step=step, image=image, readout=readout)
+    return box
