@@ -83,11 +83,11 @@ def retrieval(steps: Sequence[Step]) -> dict[str, float]:
     hit = candidates > 0
     nodes = np.array([len(step.draft.tree) - 1 for step in steps])
     return {
-        "DE": 1 + lengths.mean(),
-        "HR": hit.mean(),
-        "AL": 1 + lengths[hit].mean() if hit.any() else float("nan"),
-        "Dft": (nodes - candidates).mean(),
-        "Ver": candidates.mean(),
+        "DE": 1 + float(lengths.mean()),
+        "HR": float(hit.mean()),
+        "AL": 1 + float(lengths[hit].mean()) if hit.any() else float("nan"),
+        "Dft": float((nodes - candidates).mean()),
+        "Ver": float(candidates.mean()),
     }
 
 
