@@ -1,10 +1,12 @@
 """Drafters: who fills the tree. ``TreeDrafter`` asks a draft model; ``NgramDrafter`` looks the text up in itself.
 
-``ProgressiveDrafter`` (PTD), ``SelfDrafter`` and ``LookaheadDrafter`` let the target draft for itself.
+``ProgressiveDrafter`` (PTD), ``SelfDrafter`` and ``LookaheadDrafter`` let the target draft for itself;
+``MergedDrafter`` puts n-grams into a draft model's tree.
 """
 
 from specnb.drafters.base import Drafter
 from specnb.drafters.lookahead import LookaheadDrafter
+from specnb.drafters.merged import MergedDrafter
 from specnb.drafters.model_tree import TreeDrafter
 from specnb.drafters.ngram import NgramDrafter
 from specnb.drafters.ptd import ProgressiveDrafter
@@ -14,6 +16,7 @@ __all__ = [
     "Corpus",
     "Drafter",
     "LookaheadDrafter",
+    "MergedDrafter",
     "NgramDrafter",
     "ProgressiveDrafter",
     "SelfDrafter",

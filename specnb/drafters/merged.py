@@ -1,0 +1,46 @@
+"""MergedDrafter: what a draft model drafts and what the text itself suggests, in one tree and one target forward."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specnb.drafters.model_tree import TreeDrafter
+from specnb.drafters.ngram import NgramDrafter
+from specnb.sampling import Coins, Warp
+from specnb.tree import Draft, Drawn
+
+
+class MergedDrafter:
+    """The trie union of a draft model's tree and of n-gram continuations; beyond the papers.
+
+    The draft model's nodes come first, as they are; the n-grams' that it does not have follow. Both are chosen, not
+    drawn, so the draft is POINT and lossless under ``one_hot``. Raises ValueError for a tree drafter that draws.
+    """
+
+    def __init__(self, drafter: TreeDrafter, ngram: NgramDrafter | None = None):
+        if drafter.drawn is not Drawn.POINT:
+            raise ValueError(f"n-grams have no q: the draft model's tree must be POINT, got {drafter.drawn.name}")
+        self.drafter, self.ngram = drafter, ngram or NgramDrafter()
+        self.hidden_layers = drafter.hidden_layers
+
+    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+        self.drafter.begin(prefix, warp, hidden)
+        self.ngram.begin(prefix, warp, hidden)
+
+    def propose(self, coins: Coins, max_depth: int) -> Draft:
+        own = self.drafter.propose(coins, max_depth).tree
+        tree = own.merge(self.ngram.propose(coins, max_depth).tree)  # the first one's nodes keep their numbers
+        # The draft model commits by the tree that it has grown: n-grams become nodes of it that were never expanded.
+        grown, place = self.drafter.grown, list(self.drafter.kept)
+        for node in range(len(own), len(tree)):
+            grown = grown.grow(tree.tokens[[node]], torch.tensor([place[tree.parent_list[node]]]))
+            place.append(len(grown) - 1)
+        self.drafter.grown, self.drafter.kept = grown, place
+        return Draft(tree)
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        self.drafter.observe(draft, path, next_token, hidden, logits)
+        self.ngram.observe(draft, path, next_token, hidden, logits)
