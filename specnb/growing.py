@@ -2,7 +2,7 @@
 
 import copy
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -15,7 +15,8 @@ from specnb.decode import Step, steps
 from specnb.drafters import ProgressiveDrafter, pools
 from specnb.target import Target
 from specnb.tree import Draft, TokenTree
-from specnb.widgets import TEXT, Pieces
+
+Pieces = Callable[[Sequence[int]], Sequence[str]]  # token ids → texts, as Pair.pieces
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _words(frames: Sequence[Frame], index: int, pieces: Pieces) -> str:
     known = " · ".join(html.escape("".join(pieces(tree.path_tokens(node)))) for node in leaves) or "nothing"
     last = html.escape(pieces([tree.token_list[0]])[0])
     return (
-        f'<div style="{TEXT}">pool: {sum(sizes)} nodes behind {len(sizes)} tokens. Behind “{last}” it knows: {known}'
+        f'<div style="{figures.TEXT_STYLE}">pool: {sum(sizes)} nodes behind {len(sizes)} tokens. Behind “{last}” it knows: {known}'
         f'<div style="white-space:pre-wrap">{html.escape("".join(pieces(text))).replace("␣", " ")}{marked}</div></div>'
     )
 
