@@ -87,7 +87,8 @@ def _words(frames: Sequence[Frame], index: int, pieces: Pieces) -> str:
     known = " · ".join(html.escape("".join(pieces(tree.path_tokens(node)))) for node in leaves) or "nothing"
     last = html.escape(pieces([tree.token_list[0]])[0])
     return (
-        f'<div style="{figures.TEXT_STYLE}">pool: {sum(sizes)} nodes behind {len(sizes)} tokens. Behind “{last}” it knows: {known}'
+        f'<div style="{figures.TEXT_STYLE}">pool: {sum(sizes)} nodes behind {len(sizes)} tokens. '
+        f"Behind “{last}” it knows: {known}"
         f'<div style="white-space:pre-wrap">{html.escape("".join(pieces(text))).replace("␣", " ")}{marked}</div></div>'
     )
 
