@@ -70,7 +70,7 @@ def race(
             methods[name](prompts[0])
     turns = [(r, i) for r in range(repetitions) for i in range(len(prompts))]
     for repetition, i in tqdm(turns, desc="race", unit="prompt", disable=assets.QUIET):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
+        for name in costs.rotated(names, i):
             tokens, seconds = costs.timed(partial(methods[name], prompts[i]))
             rows.append((repetition, i, name, seconds, len(tokens), len(tokens) / seconds))
     return pd.DataFrame(rows, columns=["repetition", "prompt", "method", "seconds", "tokens", "token/s"])

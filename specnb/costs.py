@@ -35,6 +35,11 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - began
 
 
+def rotated(items: Sequence[T], by: int) -> list[T]:
+    """The items beginning with another one: methods take turns, so that none always comes first."""
+    return [*items[by % len(items) :], *items[: by % len(items)]]
+
+
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

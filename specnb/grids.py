@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import assets, bench, growth, heads, measures, prompts, records, self_drafting, studies, sweep
+from specnb import assets, bench, costs, growth, heads, measures, prompts, records, self_drafting, studies, sweep
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
 LARGEST = growth.DynaTree(10, 4, 0.01, 4000)  # what is recorded for replay: every smaller tree is a part of it
@@ -147,7 +147,7 @@ def run_decoded(options: argparse.Namespace, executor: Executor | None) -> pd.Da
         {"draft_name": name, "rule": rule, "prompt": prompt, "temperature": heat, "length": options.tokens}
         for heat in options.temperatures
         for i, prompt in enumerate(options.prompts)
-        for name, rule in runs[i % len(runs) :] + runs[: i % len(runs)]  # another one first on each prompt
+        for name, rule in costs.rotated(runs, i)
     ]
     record(options, sorted({name for name, _ in runs[1:]}), dtype="bfloat16")
     return run(options, executor, measures.decoded, wanted, measures.DECODED)
@@ -176,16 +176,12 @@ def run_methods(options: argparse.Namespace, executor: Executor | None) -> pd.Da
     """Real timed runs of methods without a trained draft (``self_drafting.run``), in turns on every prompt."""
     if not options.methods or min(options.temperatures) < 0:
         raise ValueError("methods needs --methods, and --temperatures of at least 0")
-    turns = [
-        (prompt, options.methods[i % len(options.methods) :] + options.methods[: i % len(options.methods)])
-        for i, prompt in enumerate(options.prompts)
-    ]
     wanted = [
         {"method": method, "prompt": prompt, "temperature": heat, "length": options.tokens, "seed": seed}
         for heat in options.temperatures
         for seed in range(options.seed, options.seed + options.repetitions)
-        for prompt, order in turns
-        for method in order
+        for i, prompt in enumerate(options.prompts)
+        for method in costs.rotated(options.methods, i)
     ]
     record(options, ["vdm"] if "spede" in options.methods else [], dtype="bfloat16")
     return run(options, executor, self_drafting.run, wanted, self_drafting.METHODS_RESULTS)
@@ -194,7 +190,7 @@ def run_methods(options: argparse.Namespace, executor: Executor | None) -> pd.Da
 def run_looks(options: argparse.Namespace, executor: Executor | None) -> pd.DataFrame:
     """How alike the branches of self-drafters are, or what their bookkeeping takes, on every prompt."""
     wanted = sweep.grid(method=options.methods, prompt=options.prompts, length=[options.tokens])
-    record(options, dtype="bfloat16")
+    record(options, [], dtype="bfloat16")
     measure, results = self_drafting.LOOKS[options.work]
     return run(options, executor, measure, wanted, results)
 
@@ -207,15 +203,14 @@ def run_self_texts(options: argparse.Namespace, executor: Executor | None) -> pd
         for method in options.methods
         for told in ((True, False) if i % 5 == 0 else (True,))
     ]
-    record(options, dtype="float32")
+    record(options, [], dtype="float32")
     return run(options, executor, self_drafting.same_text, wanted, measures.TEXT_RESULTS)
 
 
 def record(options: argparse.Namespace, drafts: Sequence[str] | None = None, **facts) -> None:
     """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and each head by its hash."""
     command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
-    if drafts is None:
-        drafts = [] if options.methods else [options.draft]
+    drafts = [options.draft] if drafts is None else drafts
     hashes = {name: assets.sha256(_file(name, "safetensors")) for name in drafts}
     records.add_run(f"{options.out}.json", command, head_sha256=hashes, **facts)
 

@@ -4,6 +4,7 @@ import copy
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 
 import ipywidgets
@@ -26,7 +27,7 @@ class Frame:
     step: Step
     pool: dict[int, pools.Trie]
 
-    @property
+    @cached_property
     def drafted(self) -> TokenTree:
         """The draft tree alone: the step's tree without the candidates."""
         return self.step.draft.tree.without(range(1, self.step.draft.elected))
@@ -57,9 +58,10 @@ def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> tuple[bytes, 
 
     Diamonds joined the tree in the step before. Raises IndexError on an unknown frame.
     """
-    frame, before = frames[index], frames[index - 1].paths() if index else set()
-    tree = frame.drafted
-    fresh = [node for node in range(1, len(tree)) if index and _new(tree, node, before)]
+    frame, tree = frames[index], frames[index].drafted
+    before = frames[max(index - 1, 0)].paths()  # nothing is new in the first frame
+    before |= {path[1:] for path in before}  # what has stepped since lost its first node
+    fresh = [node for node in range(1, len(tree)) if tree.path_tokens(node) not in before]
     with plt.rc_context(figures.STYLE):
         figure = Figure(figsize=(12, 5.6), dpi=100)
         table = figures.tree_table(Draft(tree), labels=pieces)
@@ -69,12 +71,6 @@ def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> tuple[bytes, 
         ax.set_title(f"step {frame.step.index}: a draft tree of {len(tree) - 1} nodes, {len(fresh)} of them new")
         figures.draw_mask(tree, frame.step.start - 1, labels=pieces, ax=figure.add_axes((0.68, 0.02, 0.31, 0.76)))
         return figures.png(figure), _words(frames, index, pieces)
-
-
-def _new(tree: TokenTree, node: int, before: set[tuple[int, ...]]) -> bool:
-    """Whether a node's path was not in the tree before, neither as it is nor below a node that has stepped since."""
-    path = tree.path_tokens(node)
-    return not any(path in (old, old[1:]) for old in before)
 
 
 def _words(frames: Sequence[Frame], index: int, pieces: Pieces) -> str:

@@ -267,7 +267,7 @@ def last_level(tree: TokenTree) -> list[int]:
     return [node for node, depth in enumerate(tree.depth_list) if depth == deepest]
 
 
-def at_least_one(rule: Growth, *names: str) -> None:
+def at_least_one(rule: object, *names: str) -> None:
     """ValueError if a setting of that name is below 1."""
     for name in names:
         if getattr(rule, name) < 1:

@@ -81,7 +81,7 @@ def _read(text: str, like: object) -> object:
 
 @cache
 def own_texts() -> Corpus:
-    """The own prompt set's texts as a corpus: the one Self-Draft's authors used was not published."""
+    """The own prompt set's texts as a corpus, the prompt at hand among them: the authors' own is not shipped."""
     return Corpus(measures.pair("bfloat16").encode(text) for text in prompts.load("own")["text"])
 
 

@@ -107,16 +107,16 @@ def p_value(setting, verifier, draws, shape=SHAPE, size=None, drawn=Drawn.SWOR):
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("verifier", "shape", "size", "draws"),
+    ("verifier", "shape", "size"),
     [
-        (verifiers.rrsw, SHAPE, None, 20_000),
-        (traversal.traversal, BINARY, 4096, 10_000),
-        (traversal.block, growth.chain(2), 4096, 10_000),  # block verifies chains alone
+        (verifiers.rrsw, SHAPE, None),
+        (traversal.traversal, BINARY, 4096),
+        (traversal.block, growth.chain(2), 4096),  # block verifies chains alone
     ],
     ids=["rrsw", "traversal", "block"],
 )
-def test_two_tokens_follow_the_targets_law(setting, verifier, shape, size, draws):
-    assert p_value(setting, verifier, draws, shape, size) > 0.01
+def test_two_tokens_follow_the_targets_law(setting, verifier, shape, size):
+    assert p_value(setting, verifier, 20_000, shape, size) > 0.01
 
 
 SEARCHES = {"beam": growth.Eagle2(5, 2, 3), "optimal": Salf(6, 2, 0.0, 3, depth=2), "salf": Salf(6, 2, 0.3, 3, depth=2)}

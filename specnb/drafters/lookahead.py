@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, check_bounds, cut, size
+from specnb.drafters.pools import GramPool, cut, size
 from specnb.drafters.riders import Rows, said
+from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft
 
@@ -31,11 +32,11 @@ class LookaheadDrafter:
         self, window: int = 15, level: int = 5, guesses: int = 15, *, from_prompt: bool = False, keys: int = 4096,
         seed: int = 0,
     ):  # fmt: skip
-        check_bounds(window=window, guesses=guesses, keys=keys)
-        if level < 3:
-            raise ValueError(f"level, the length of the n-grams, must be at least 3, got {level}")
         self.window, self.level, self.guesses = window, level, guesses
         self.from_prompt, self.keys, self.seed = from_prompt, keys, seed
+        at_least_one(self, "window", "guesses", "keys")
+        if level < 3:
+            raise ValueError(f"level, the length of the n-grams, must be at least 3, got {level}")
         self.reach = window + level - 3  # how far behind the text a draft node may lie
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from specnb.drafters.model_tree import TreeDrafter
 from specnb.drafters.ngram import NgramDrafter
 from specnb.sampling import Coins, Warp
-from specnb.tree import Draft, Drawn
+from specnb.tree import Draft, Drawn, TokenTree
 
 
 class MergedDrafter:
@@ -32,11 +32,11 @@ class MergedDrafter:
         own = self.drafter.propose(coins, max_depth).tree
         tree = own.merge(self.ngram.propose(coins, max_depth).tree)  # the first one's nodes keep their numbers
         # The draft model commits by the tree that it has grown: n-grams become nodes of it that were never expanded.
-        grown, place = self.drafter.grown, list(self.drafter.kept)
-        for node in range(len(own), len(tree)):
-            grown = grown.grow(tree.tokens[[node]], torch.tensor([place[tree.parent_list[node]]]))
-            place.append(len(grown) - 1)
-        self.drafter.grown, self.drafter.kept = grown, place
+        grown, extra = self.drafter.grown, len(tree) - len(own)
+        place = [*self.drafter.kept, *range(len(grown), len(grown) + extra)]
+        parents = torch.tensor([place[parent] for parent in tree.parent_list[len(own) :]], dtype=torch.int64)
+        tokens, parents = torch.cat([grown.tokens, tree.tokens[len(own) :]]), torch.cat([grown.parents, parents])
+        self.drafter.grown, self.drafter.kept = TokenTree(tokens, parents), place
         return Draft(tree)
 
     def observe(

@@ -5,6 +5,8 @@ A trie is a nested dict, token → trie of what follows; siblings stand in the o
 
 from collections.abc import Iterator, Sequence
 
+from specnb.growth import at_least_one
+
 Trie = dict[int, "Trie"]
 
 
@@ -69,8 +71,8 @@ class TriePool:
     """
 
     def __init__(self, nodes: int = 60, keys: int = 4096):
-        check_bounds(nodes=nodes, keys=keys)
         self.nodes, self.keys = nodes, keys
+        at_least_one(self, "nodes", "keys")
         self.tries: dict[int, tuple[Trie, int]] = {}  # with their sizes
 
     def add(self, key: int, trie: Trie) -> None:
@@ -95,8 +97,8 @@ class GramPool:
     """Lookahead's and Self-Draft's pool: the ``keys`` latest tokens, each with its ``grams`` latest continuations."""
 
     def __init__(self, grams: int, keys: int = 4096):
-        check_bounds(grams=grams, keys=keys)
         self.grams, self.keys = grams, keys
+        at_least_one(self, "grams", "keys")
         self.lists: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, key: int, gram: Sequence[int]) -> None:
@@ -120,10 +122,3 @@ def _latest(table: dict, key, value, most: int):
     if len(table) > most:
         del table[next(iter(table))]
     return value
-
-
-def check_bounds(**bounds: int) -> None:
-    """ValueError unless every bound is at least 1."""
-    for name, bound in bounds.items():
-        if bound < 1:
-            raise ValueError(f"{name} must be at least 1, got {bound}")

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specnb.drafters.pools import Trie, TriePool, check_bounds, cut, depth, size, subtrees
+from specnb.drafters.pools import Trie, TriePool, cut, depth, size, subtrees
 from specnb.drafters.pools import path as chain
 from specnb.drafters.riders import Rows, said
+from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft
 
@@ -74,11 +75,11 @@ class ProgressiveDrafter:
         self, children: int = 4, depth: int = 6, *, expand: str = "argmax", chained: bool = False,
         feedback: bool = True, from_prompt: bool = False, nodes: int = 60, keys: int = 4096, seed: int = 0,
     ):  # fmt: skip
-        check_bounds(children=children, depth=depth, nodes=nodes, keys=keys)
         if expand not in EXPANSIONS:
             raise ValueError(f"expand must be one of {', '.join(EXPANSIONS)}, got {expand!r}")
         self.children, self.depth, self.expand, self.chained = children, depth, expand, chained
         self.feedback, self.from_prompt, self.nodes, self.keys, self.seed = feedback, from_prompt, nodes, keys, seed
+        at_least_one(self, "children", "depth", "nodes", "keys")
         self.reach = depth + chained * (children - 1)  # how far behind the text a draft node may lie
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
@@ -112,7 +113,7 @@ class ProgressiveDrafter:
     def observe(
         self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
     ) -> None:
-        first = 1 + size(self.candidates)
+        first = draft.elected  # rows before are the root's and the candidates'
         tokens = self._draft_tokens(logits[first:])
         if self.feedback and self.candidates:
             self.pool.add(self.root, grow(self.candidates, iter(said(logits[1:first])), self.nodes))

@@ -28,13 +28,10 @@ class Rows:
             rows.append(parent)
         return rows
 
-    def add_trie(self, trie: Trie, parent: int) -> list[tuple[int, Trie]]:
-        """Hang a trie under a row, depth first; returns (row, what is below it in the trie) of every node."""
-        places = []
+    def add_trie(self, trie: Trie, parent: int) -> None:
+        """Hang a trie under a row, depth first."""
         for token, below in trie.items():
-            row = self.add(token, parent)
-            places += [(row, below), *self.add_trie(below, row)]
-        return places
+            self.add_trie(below, self.add(token, parent))
 
     def draft(self, candidates: int) -> Draft:
         """The draft whose first ``candidates`` rows behind the root stand for election; the others only ride along."""

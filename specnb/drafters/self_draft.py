@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Trie, absorb, check_bounds, cut, merge, path, size
+from specnb.drafters.pools import GramPool, Trie, absorb, cut, merge, path, size
 from specnb.drafters.riders import Rows, said
+from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft
 
@@ -20,8 +21,8 @@ class Corpus:
     """
 
     def __init__(self, texts: Iterable[Sequence[int]], *, longest_key: int = 4, length: int = 4, most: int = 3):
-        check_bounds(longest_key=longest_key, length=length, most=most)
-        self.longest_key, self.most = longest_key, most
+        self.longest_key, self.length, self.most = longest_key, length, most
+        at_least_one(self, "longest_key", "length", "most")
         self.after: dict[tuple[int, ...], dict[tuple[int, ...], int]] = defaultdict(lambda: defaultdict(int))
         for text in texts:
             for end in range(1, len(text)):
@@ -59,11 +60,11 @@ class SelfDrafter:
         self, branches: int = 6, length: int = 6, *, gram: int = 4, grams: int = 10, corpus: Corpus | None = None,
         keys: int = 4096, seed: int = 0,
     ):  # fmt: skip
-        check_bounds(branches=branches, gram=gram, grams=grams, keys=keys)
         if length < 3:
             raise ValueError(f"length, of a branch with its prefix, must be at least 3, got {length}")
         self.branches, self.levels, self.gram, self.grams = branches, length - 2, min(gram, length - 1), grams
         self.corpus, self.keys, self.seed = corpus, keys, seed
+        at_least_one(self, "branches", "gram", "grams", "keys")
         self.reach = length  # how far behind the text a draft node may lie
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
