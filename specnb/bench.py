@@ -1,299 +1,149 @@
-"""Side-by-side timing: every method on the same prompts in the same run, next to transformers' own.
+"""Side by side: any methods of specnb next to transformers' own, on the same prompts in one run. On the command line:
 
-A method is a function of a prompt's token ids that returns the new tokens. Methods take turns on each prompt,
-so that a slow minute of the machine hits all of them alike; ratios are paired by prompt. On the command line:
+    python -m specnb.bench --methods generate 'edd:pct 0.06' 'talf:salf 6,3,0.8,10 + ngram' --out my_race
+    python -m specnb.bench --pair vicuna-7b --methods generate pair:eagle2 --prompts own:4 --out my_vicuna
+    python -m specnb.bench --texts --methods 'talf:salf 6,3,0.8,10 + ngram' --prompts own --out my_texts
 
-    python -m specnb.bench --prompts own:4 humaneval:12 gsm100:12 --out data/results/race_cpu
+How methods are spelt: ``specnb.methods``. Every cell, a method on a prompt, is recorded as it ends: a killed run goes
+on where it stopped, a method that fails is recorded as failed and the rest goes on.
 """
 
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from inspect import signature
 
 import pandas as pd
-import torch
-from tqdm.auto import tqdm
-from transformers import PreTrainedModel
 
-from specnb import assets, costs, growth, head_drafts, heads, metrics, models, records, search, verifiers
-from specnb import prompts as prompt_sets
-from specnb.adaptive import AdaptiveDrafter
-from specnb.decode import decode
-from specnb.draft_models import CausalLMDraft, DraftModel
-from specnb.drafters import Drafter, NgramDrafter, TreeDrafter
-from specnb.streaming import Window
-from specnb.target import Target
-from specnb.verifiers import Verifier
+from specnb import assets, costs, heads, measures, methods, models, prompts, records, side_by_side, sweep
+from specnb.racing import choose, generate, peers, race, ratios, same_text
+from specnb.tree import Drawn
 
-Method = Callable[[list[int]], list[int]]
+__all__ = ["choose", "generate", "load", "peers", "race", "ratios", "same_text"]
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes at which cost curves are measured
-NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
+DEFAULT = ("generate", "prompt lookup", "assistant", "n-gram tree")
 
 
-def generate(model: PreTrainedModel, *, max_new_tokens: int, **options) -> Method:
-    """transformers' own ``generate``, greedy unless options say otherwise (prompt_lookup_num_tokens=10, …)."""
-
-    @torch.no_grad()
-    def run(prompt: list[int]) -> list[int]:
-        ids = torch.tensor([prompt], device=model.device)
-        settings = {"do_sample": False, "max_new_tokens": max_new_tokens, **options}
-        return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
-
-    return run
+def load(name: str) -> pd.DataFrame:
+    """A recorded race (data/results/NAME.csv, or a path without suffix) with the columns domain and token/s."""
+    table = sweep.load(assets.DATA / "results" / f"{name}.csv")
+    return table.assign(domain=prompts.domains(table["prompt"]), **{"token/s": table["tokens"] / table["seconds"]})
 
 
-def speculative(
-    model: PreTrainedModel, drafter: Drafter, verifier: Verifier, *, window: Window | None = None, **options
-) -> Method:
-    """specnb's own loop; window: that of ``Target``; options are those of ``decode.steps``."""
-    target = Target(model, window=window)
-
-    def run(prompt: list[int]) -> list[int]:
-        return list(decode(target, drafter, verifier, prompt, trace="none", **options).tokens)
-
-    return run
-
-
-def race(
-    methods: Mapping[str, Method], prompts: Sequence[list[int]], *, repetitions: int = 1, warm_up: bool = True
-) -> pd.DataFrame:
-    """Time all methods on all prompts: one row per (repetition, prompt, method) with seconds, tokens, token/s.
-
-    The order of the methods rotates from prompt to prompt. warm_up runs each method once, untimed, first.
-    """
-    names, rows = list(methods), []
-    if warm_up:
-        for name in names:
-            methods[name](prompts[0])
-    turns = [(r, i) for r in range(repetitions) for i in range(len(prompts))]
-    for repetition, i in tqdm(turns, desc="race", unit="prompt", disable=assets.QUIET):
-        for name in costs.rotated(names, i):
-            tokens, seconds = costs.timed(partial(methods[name], prompts[i]))
-            rows.append((repetition, i, name, seconds, len(tokens), len(tokens) / seconds))
-    return pd.DataFrame(rows, columns=["repetition", "prompt", "method", "seconds", "tokens", "token/s"])
-
-
-def ratios(frame: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Per method: median token/s, and the speed-up over the baseline paired by prompt, as median and quartiles."""
-    table = frame.pivot_table(index=["repetition", "prompt"], columns="method", values="token/s", sort=False)
-    paired = table.div(table[baseline], axis=0)
-    return pd.DataFrame(
-        {
-            "token/s": table.median(),
-            "speed-up": paired.median(),
-            "from": paired.quantile(0.25),
-            "to": paired.quantile(0.75),
-        }
-    ).loc[frame["method"].drop_duplicates()]
+def cells(options: argparse.Namespace) -> list[dict]:
+    """The cells of a race or of a comparison of texts; ValueError on names without sense, before anything is loaded."""
+    models.check_name(options.pair)
+    models.dtype(options.dtype)
+    if options.tokens < 1 or options.repetitions < 1 or min(options.temperatures) < 0:
+        raise ValueError("--tokens and --repetitions must be at least 1, --temperatures at least 0")
+    known = {name: methods.method(name) for name in options.methods}
+    alone = [name for name, made in known.items() if made.head == "pair"]
+    if alone and models.PAIRS.get(options.pair, (None, None))[1] is None:
+        raise ValueError(f"{alone[0]!r}: {options.pair} has no draft model of its own, name a trained head")
+    drawn = [name for name, made in known.items() if made.drawn is not Drawn.POINT]
+    if drawn and (options.texts or 0 in options.temperatures):
+        raise ValueError(f"{drawn[0]!r} draws its tree: that needs --temperatures above 0")
+    ids = [one for name in options.prompts for one in prompts.chosen(name)]
+    common = {"pair": options.pair}
+    if options.texts:
+        ours = [name for name, made in known.items() if made.options is None]
+        return [
+            {"method": name, "prompt": prompt, "length": options.tokens, **common, "positions": told}
+            for i, prompt in enumerate(ids)
+            for name in ours
+            for told in ((True, False) if i % 10 == 0 else (True,))
+        ]
+    common |= {"dtype": options.dtype, "packed": options.packed, "whole": options.whole}
+    return [
+        {"method": name, "prompt": prompt, "temperature": heat, "length": options.tokens, "repetition": turn, **common}
+        for heat in options.temperatures
+        for turn in range(options.repetitions)
+        for i, prompt in enumerate(ids)
+        for name in costs.rotated(options.methods, i)
+    ]
 
 
-def same_text(model: PreTrainedModel, methods: Mapping[str, Method], prompts: Sequence[list[int]]) -> pd.DataFrame:
-    """Compare every method's greedy text with the first method's, by the near-tie rule.
-
-    One row per (prompt, method): equal; else the first differing place and the gap there between the two largest
-    logits of a plain forward. same: equal, or that gap is below float32's rounding noise (NEAR_TIE).
-    """
-    reference, *others = methods
-    rows = []
-    for i, prompt in enumerate(tqdm(prompts, desc="same text", unit="prompt", disable=assets.QUIET)):
-        right = methods[reference](prompt)
-        for name in others:
-            text = methods[name](prompt)
-            first = next((j for j, (a, b) in enumerate(zip(right, text, strict=False)) if a != b), None)
-            gap = float("inf") if first is None else _gap(model, [*prompt, *right[:first]])
-            rows.append((i, name, text == right, first, gap, text == right or gap < NEAR_TIE))
-    return pd.DataFrame(rows, columns=["prompt", "method", "equal", "first", "gap", "same"])
-
-
-@torch.no_grad()
-def _gap(model: PreTrainedModel, tokens: list[int]) -> float:
-    top = model(torch.tensor([tokens], device=model.device)).logits[0, -1].float().topk(2).values
-    return float(top[0] - top[1])
-
-
-def choose(name: str, count: int | None = None) -> pd.DataFrame:
-    """The first prompts of a set: count of each task (of each domain, for the own set); all without a count."""
-    return prompt_sets.load(name).groupby("task", sort=False).head(count)
-
-
-def peers(pair: models.Pair, *, max_new_tokens: int, self_draft: bool = False) -> dict[str, Method]:
-    """The methods that need no trained draft: transformers' generate and prompt lookup, our n-gram tree.
-
-    self_draft adds the target as its own draft (chain of 7): no speed-up, but it must accept everything.
-    """
-    model = pair.target
-    chain = TreeDrafter(CausalLMDraft(model), growth.chain(7))
-    own = {"self draft": speculative(model, chain, verifiers.greedy, max_new_tokens=max_new_tokens)}
-    return {
-        "generate": generate(model, max_new_tokens=max_new_tokens),
-        "prompt lookup": generate(model, max_new_tokens=max_new_tokens, prompt_lookup_num_tokens=10),
-        "n-gram tree": speculative(model, NgramDrafter(), verifiers.greedy, max_new_tokens=max_new_tokens),
-        **(own if self_draft else {}),
-    }
-
-
-def drafted(
-    pair: models.Pair, names: Sequence[str], *, max_new_tokens: int, draft: str = "vdm", whole: bool = False
-) -> dict[str, Method]:
-    """Greedy methods by name around one trained draft, next to transformers' own; DynaTree's Table 1 and more.
-
-    names: of METHODS ("assistant" needs the vdm), or one of RULES with settings of its own: "dynatree 4,2,0.1,128".
-    whole: write max_new_tokens, whatever ends the text before. Raises ValueError on a name that is not known.
-    """
-    known = {**METHODS, **{name: (rule(name), None) for name in names if name.partition(" ")[0] in RULES}}
-    if unknown := [name for name in names if name not in known]:
-        settings = ", ".join(f"'{name} …'" for name in RULES)
-        raise ValueError(f"unknown method {unknown[0]!r}: known are {', '.join(METHODS)}, and with settings {settings}")
-    model, loaded = pair.target, head_drafts.load(draft, pair.target)
-    theirs = {"max_new_tokens": max_new_tokens, **({"eos_token_id": len(pair.tokenizer)} if whole else {})}
-    ours = {"max_new_tokens": max_new_tokens, **({"eos": ()} if whole else {})}
-    found = {}
-    for name in names:
-        options = known[name]
-        if callable(options):
-            found[name] = generate(model, **theirs, **options(model))
-        else:
-            growing, window = options
-            drafting = NgramDrafter() if growing is None else drafter(name, loaded, growing)
-            found[name] = speculative(model, drafting, verifiers.greedy, window=window, **ours)
-    return found
-
-
-def _assistant(model: PreTrainedModel) -> dict:
-    return {"assistant_model": heads.as_causal_lm(*heads.load(heads.FOLDER / "vdm", model))}
-
-
-RULES = {
-    "chain": growth.chain,
-    "dynatree": growth.DynaTree,
-    "eagle2": growth.Eagle2,
-    "pct": growth.Pct,
-    "layer": growth.LayerGain,
-    "salf": search.Salf,
-    "adaptive": search.Salf,
-    "ongoing": search.Salf,
-    "specexec": search.SpecExec,
-    "opt": search.OptTree,
-}
-
-
-def rule(name: str) -> growth.Growth:
-    """A growth rule by its name among METHODS, or of RULES with its first settings, if any: "pct 0.07,5,10"."""
-    kind, _, numbers = name.partition(" ")
-    if not numbers and isinstance(METHODS.get(name), tuple) and METHODS[name][0] is not None:
-        return METHODS[name][0]
-    if kind not in RULES:
-        raise ValueError(f"unknown growth rule {name!r}: those with settings are {', '.join(RULES)}")
-    try:
-        return RULES[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
-    except (ValueError, TypeError) as error:
-        settings = ", ".join(signature(RULES[kind]).parameters)
-        raise ValueError(
-            f"{name!r}: {kind} takes numbers with commas between, in the order of {settings}: {error}"
-        ) from error
-
-
-def drafter(name: str, draft_model: DraftModel, growing: growth.Growth | None = None) -> Drafter:
-    """A drafter with the growth rule of that name; "adaptive …" and "ongoing …" are salf with a learnt threshold."""
-    learns = name.startswith(("adaptive", "ongoing"))
-    return (AdaptiveDrafter if learns else TreeDrafter)(draft_model, growing or rule(name))
-
-
-# transformers' own by the options of generate; ours by growth rule (None: n-gram tree) and cache window
-METHODS = {
-    "generate": lambda model: {},
-    "prompt lookup": lambda model: {"prompt_lookup_num_tokens": 10},
-    "assistant": _assistant,
-    "n-gram tree": (None, None),
-    "linear": (growth.chain(6), None),
-    "streaming 1024": (growth.chain(6), Window(4, 1020)),
-    "streaming 256": (growth.chain(6), Window(4, 252)),
-    "dynatree": (growth.DynaTree(), None),
-    "vct": (growth.kary(3, 5), None),
-    "cape": (growth.Cape(), None),
-    "eagle2": (growth.Eagle2(50, 6, 10), None),
-}
-
-
-def overhead(pair: models.Pair, prompts: Sequence[list[int]], *, max_new_tokens: int) -> float:
-    """Share of a step that our loop spends outside the model's forward (n-gram tree, median over steps)."""
-    target, rows = Target(pair.target), []
-    for prompt in prompts:
-        out = decode(target, NgramDrafter(), verifiers.greedy, prompt, max_new_tokens=max_new_tokens)
-        rows += [1 - s.seconds["target"] / sum(s.seconds.values()) for s in metrics.all_steps(out) if s.index > 0]
-    return float(pd.Series(rows).median())
-
-
-def main() -> None:
-    """Time the peers on chosen prompts, or compare their texts, and record the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", default=models.EMBEDDED)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--prompts", nargs="+", default=["own:4"], help="SET:COUNT per task, e.g. own:4 gsm100:12")
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
-    parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"race these instead: {', '.join(METHODS)}")
-    parser.add_argument("--draft", default="vdm", help="the trained head of --methods")
-    parser.add_argument("--whole", action="store_true", help="write all new tokens, whatever ends the text before")
-    parser.add_argument("--texts", action="store_true", help="compare greedy texts instead of speed")
-    parser.add_argument("--heads", nargs="+", metavar="NAME", help="time trained heads' draft forwards instead")
-    parser.add_argument("--curves", metavar="NAME", help="time a head's and the target's forward by number of nodes")
-    parser.add_argument("--prefix", type=int, default=300, help="tokens behind which --curves are measured")
-    parser.add_argument("--building", metavar="NAME", help="time a head's tree building outside its forwards instead")
-    parser.add_argument("--verify", nargs="+", metavar="NAME", help="time verification of trained heads' trees instead")
-    parser.add_argument(
-        "--sampled", nargs="+", metavar="NAME", help="time decoding at temperature 1 by every rule instead"
-    )
-    parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> pd.DataFrame:
+    """A race, or a comparison of texts, recorded as it goes; returns what is to be shown of it."""
+    wanted = cells(options)
+    named = {methods.method(name).head for name in options.methods} - {None, "pair"}
+    named |= {"vdm"} if "assistant" in options.methods and options.pair == models.EMBEDDED else set()
+    hashes = {name: assets.sha256(heads.FOLDER / f"{name.partition('@')[0]}.safetensors") for name in sorted(named)}
     command = shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]])
-    facts = {"pair": options.pair, "dtype": options.dtype}
-    pair = models.load_pair(options.pair, dtype=options.dtype)
-    chosen = pd.concat([choose(name, int(count)) for name, count in (p.split(":") for p in options.prompts)])
-    ids = [pair.encode(text) for text in chosen["text"]]
-    length = {"max_new_tokens": options.tokens}
-    chosen_methods = None
-    if options.methods:
-        chosen_methods = drafted(pair, options.methods, **length, draft=options.draft, whole=options.whole)
-        facts |= {"draft": options.draft, "whole": options.whole}
+    records.add_run(f"{options.out}.json", command, pair=options.pair, dtype=options.dtype, head_sha256=hashes)
+    one, results = side_by_side.measure, side_by_side.RESULTS
+    if options.texts:
+        one, results = side_by_side.same_greedy_text, measures.TEXT_RESULTS
+    table = sweep.run(one, wanted, f"{options.out}.csv", results=results, retry=options.retry)
+    for _, row in table[table["status"] == "failed"].drop_duplicates("method").iterrows():
+        print(f"{row['method']} failed: {row['error']}", file=sys.stderr)
+    table = table[table["status"] == "ok"]
+    if options.texts:
+        return table.groupby(["method", "positions"], sort=False)[["equal", "same"]].agg(["sum", "size"]).reset_index()
+    table = table.assign(**{"token/s": table["tokens"] / table["seconds"]})
+    return ratios(table, options.methods[0]).reset_index()
+
+
+def price(options: argparse.Namespace) -> pd.DataFrame:
+    """What forwards, tree building, verification and sampled decoding cost; written in one piece."""
+    pair = side_by_side.loaded(side_by_side.Setting(options.pair, options.dtype, options.packed))
+    ids = [pair.encode(prompts.text(one)) for name in options.prompts for one in prompts.chosen(name)]
+    length, facts = (
+        {"max_new_tokens": options.tokens},
+        {"pair": options.pair, "dtype": options.dtype, "packed": options.packed},
+    )
     if options.heads:
-        frame = costs.draft_costs(pair, options.heads)
-        facts |= {"frontier": 8, "prefix": 200}
-        shown = frame
+        frame, facts = costs.draft_costs(pair, options.heads), {**facts, "frontier": 8, "prefix": 200}
     elif options.curves:
-        shown = frame = costs.cost_curves(pair, options.curves, sizes=SIZES, prefix=options.prefix)
+        frame = costs.cost_curves(pair, options.curves, sizes=SIZES, prefix=options.prefix)
         facts |= {"prefix": options.prefix}
     elif options.building:
-        rules = {
-            name: rule(name) for name in ("eagle2 59,8,10", "salf 60,10,0.0", "salf 60,10,0.6", "salf 60,10,0.6,10")
-        }
-        shown = frame = costs.building_costs(pair, options.building, rules, ids, **length)
+        names = ("eagle2 59,8,10", "salf 60,10,0.0", "salf 60,10,0.6", "salf 60,10,0.6,10")
+        frame = costs.building_costs(pair, options.building, {n: methods.rule(n) for n in names}, ids, **length)
     elif options.verify:
         frame = costs.verification_costs(pair, options.verify, ids, **length)
         facts |= {"tree": "binary, 31 nodes", "new_tokens": options.tokens}
-        shown = frame
     elif options.sampled:
         frame = costs.sampled(pair, options.sampled, ids, **length)
-        facts |= {"new_tokens": options.tokens}
-        shown = frame.groupby(["draft", "shape", "rule"], sort=False).sum(numeric_only=True).reset_index()
-    elif options.texts:
-        methods = chosen_methods or peers(pair, **length, self_draft=True)
-        methods.pop("prompt lookup", None)  # transformers' own affair
-        frame = same_text(pair.target, methods, ids)
-        facts |= {"new_tokens": options.tokens}
-        shown = frame.groupby("method", sort=False)[["equal", "same"]].agg(["sum", "size"]).reset_index()
+        frame[["task", "id"]] = [(prompts.domains([i])[0], i) for i in frame["prompt"]]
     else:
-        frame = race(chosen_methods or peers(pair, **length), ids, repetitions=options.repetitions)
-        facts |= {"new_tokens": options.tokens, "loop_overhead": overhead(pair, ids[:6], **length)}
-        shown = ratios(frame, frame["method"].iloc[0]).reset_index()
-    if "prompt" in frame:
-        frame[["task", "id"]] = chosen[["task", "id"]].iloc[frame["prompt"]].to_numpy()
-    records.write_table(options.out, frame, command, **facts)
-    print(shown.round(2).to_string(index=False))
+        made = {name: methods.build(methods.method(name), pair) for name in options.memory}
+        frame = costs.memory(pair, made, ids[0], **length)
+    records.write_table(options.out, frame, shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]]), **facts)
+    return frame
+
+
+def main() -> None:
+    """Race methods on chosen prompts, compare their texts, or price their parts; record the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", default=models.EMBEDDED, help=f"{', '.join(models.PAIRS)}, a hub name or a folder")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", default=DEFAULT, help="the first is the baseline")
+    parser.add_argument("--draft", default="vdm", help="the trained head of methods that are a growth rule alone")
+    parser.add_argument("--prompts", nargs="+", default=["own:4"], help='ids, sets: "own", "own:4", "gsm100:12"')
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--packed", action="store_true", help="pack the weights: same bits, faster on a CPU")
+    parser.add_argument("--whole", action="store_true", help="write all new tokens, whatever ends the text before")
+    parser.add_argument("--texts", action="store_true", help="compare greedy float32 texts instead of speed")
+    parser.add_argument("--retry", action="store_true", help="measure again what failed")
+    parser.add_argument("--heads", nargs="+", metavar="NAME", help="time trained heads' draft forwards instead")
+    parser.add_argument(
+        "--curves", nargs="+", metavar="NAME", help="time heads' and target's forwards by nodes instead"
+    )
+    parser.add_argument("--prefix", type=int, default=300, help="tokens behind which --curves are measured")
+    parser.add_argument("--building", metavar="NAME", help="time a head's tree building outside its forwards instead")
+    parser.add_argument("--verify", nargs="+", metavar="NAME", help="time verification of trained heads' trees instead")
+    parser.add_argument("--sampled", nargs="+", metavar="NAME", help="time decoding at temperature 1 by every rule")
+    parser.add_argument("--memory", nargs="+", metavar="METHOD", help="memory along one long text instead")
+    parser.add_argument("--out", required=True, help="writes OUT.csv and OUT.json")
+    options = parser.parse_args()
+    options.methods = [methods.full(name, options.draft) for name in options.methods]
+    prices = (options.heads, options.curves, options.building, options.verify, options.sampled, options.memory)
+    print((price if any(prices) else run)(options).round(2).to_string(index=False))
 
 
 if __name__ == "__main__":
-    main()
+    from specnb import bench  # cells are recorded under their function's name in its own module
+
+    bench.main()

@@ -32,15 +32,16 @@ class TreeLayer(DynamicLayer):
                 if start:
                     grown[..., :start, :] = old[..., :start, :]
                 self.buffers[which] = grown
-            self.buffers[which][..., start : self.used, :] = new
+            self.buffers[which].narrow(-2, start, new.shape[-2]).copy_(new)
         self._show()
         return self.keys, self.values
 
     def keep(self, start: int, slots: Tensor) -> None:
-        """Move the given slots (offsets behind start, rising) to start, start + 1, …; forget the rest."""
+        """Move the given slots (rising, none before start) to start, start + 1, …; forget the rest."""
         self.used = start + len(slots)
-        for buffer in self.buffers:
-            buffer[..., start : self.used, :] = buffer[..., start + slots, :]
+        if len(slots):
+            for buffer in self.buffers:
+                buffer.narrow(-2, start, len(slots)).copy_(buffer.index_select(-2, slots))
         self._show()
 
     def drop(self, start: int, count: int) -> None:
@@ -51,7 +52,8 @@ class TreeLayer(DynamicLayer):
         self._show()
 
     def _show(self) -> None:
-        self.keys, self.values = (buffer[..., : self.used, :] for buffer in self.buffers)
+        keys, values = self.buffers
+        self.keys, self.values = keys.narrow(-2, 0, self.used), values.narrow(-2, 0, self.used)
 
     def get_seq_length(self) -> int:
         return self.used
@@ -73,6 +75,11 @@ class TreeCache(Cache):
         """Number of slots in use behind the committed ones."""
         return (self.layers[0].used if self.layers else 0) - self.length
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers' buffers, in use or not."""
+        return sum(buffer.nbytes for layer in self.layers for buffer in layer.buffers)
+
     def promote(self, count: int) -> None:
         """Count the first pending slots as committed, where they stand; the others stay pending."""
         if not 0 <= count <= self.pending:
@@ -84,7 +91,9 @@ class TreeCache(Cache):
         slots = list(slots)
         if slots != sorted(set(slots)) or (slots and not 0 <= slots[0] <= slots[-1] < self.pending):
             raise ValueError(f"slots must rise within 0..{self.pending - 1}, got {slots}")
-        if slots != list(range(self.pending)):
+        if len(slots) < self.pending:
+            there = next((i for i, slot in enumerate(slots) if slot != i), len(slots))  # these stand where they should
+            moved = torch.tensor(slots[there:], dtype=torch.int64) + self.length
             for layer in self.layers:
-                layer.keep(self.length, torch.tensor(slots, dtype=torch.int64, device=layer.device))
+                layer.keep(self.length + there, moved.to(layer.device))
         self.length += len(slots)

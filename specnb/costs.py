@@ -3,10 +3,13 @@
 ``python -m specnb.bench`` records these; they take turns, so that a slow minute of the machine hits all alike.
 """
 
+import gc
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import TypeVar
 
 import pandas as pd
@@ -17,22 +20,21 @@ from tqdm.auto import tqdm
 from specnb import assets, growth, head_drafts, models, verifiers
 from specnb.decode import decode, steps
 from specnb.draft_models import DraftModel
-from specnb.drafters import TreeDrafter
+from specnb.drafters import Drafter, TreeDrafter
 from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
 from specnb.traversal import traversal
 from specnb.tree import Drawn, TokenTree
 
 T = TypeVar("T")
+FORGET = "/proc/self/clear_refs"
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:
     """What a call returns and its wall-clock seconds, the device's queue emptied before and after."""
-    _wait()
-    began = time.perf_counter()
+    began = now()
     result = call()
-    _wait()
-    return result, time.perf_counter() - began
+    return result, now() - began
 
 
 def rotated(items: Sequence[T], by: int) -> list[T]:
@@ -40,9 +42,33 @@ def rotated(items: Sequence[T], by: int) -> list[T]:
     return [*items[by % len(items) :], *items[: by % len(items)]]
 
 
-def _wait() -> None:
+def now() -> float:
+    """Seconds on the wall clock once the device's queue is empty."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def resident() -> float:
+    """MB in use now: of the GPU's memory, else of the process (nan but on Linux); ``peak`` counts from here."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 1e6
+    if os.access(FORGET, os.W_OK):
+        Path(FORGET).write_text("5")  # Linux: the process' highest resident size starts anew
+    return _status("VmRSS")
+
+
+def peak() -> float:
+    """The most MB in use since ``resident`` was called."""
+    return torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else _status("VmHWM")
+
+
+def _status(name: str) -> float:
+    if not os.access(FORGET, os.W_OK):
+        return float("nan")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1e3
 
 
 def draft_costs(
@@ -70,23 +96,25 @@ def draft_costs(
 
 
 def cost_curves(
-    pair: models.Pair, name: str, *, sizes: Sequence[int], prefix: int = 300, repetitions: int = 15
+    pair: models.Pair, names: Sequence[str], *, sizes: Sequence[int], prefix: int = 300, repetitions: int = 15
 ) -> pd.DataFrame:
-    """Seconds of a target forward over a tree of n nodes, and of a draft forward over a frontier of n, for each n.
+    """Seconds of a target forward over a tree of n nodes, and of draft forwards over a frontier of n, for each n.
 
     Behind a prefix of so many tokens; sizes take turns. Columns: model ("target" or the draft's name), nodes, and
     seconds as median and quartiles. This is what ``replay.Costs`` is made of.
     """
     tokens = [int(t) for t in torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0))]
-    draft, rows = head_drafts.load(name, pair.target), []
+    drafts, rows = {name: head_drafts.load(name, pair.target) for name in names}, []
+    layers = sorted({layer for draft in drafts.values() for layer in draft.hidden_layers})
     for _ in tqdm(range(repetitions), desc="cost curves", disable=assets.QUIET):
-        target = Target(pair.target, hidden_layers=draft.hidden_layers)
+        target = Target(pair.target, hidden_layers=layers)
         hidden = target.prefill(tokens[:-1])
         for n in sizes:
             tree = TokenTree([tokens[-1], *range(1000, 1000 + n)], [-1] + [0] * n)
-            draft.begin(tokens, hidden)
-            draft.expand(tree, [0])
-            rows.append((name, n, timed(partial(draft.expand, tree, range(1, n + 1)))[1]))
+            for name, draft in drafts.items():
+                draft.begin(tokens, hidden)
+                draft.expand(tree, [0])
+                rows.append((name, n, timed(partial(draft.expand, tree, range(1, n + 1)))[1]))
             scored = TokenTree(tree.tokens[:n], tree.parents[:n])
             rows.append(("target", n, timed(partial(target.forward, scored))[1]))
             target.cache.commit([])  # the same prefix for the next size
@@ -147,20 +175,22 @@ def sampled(
 
 
 class Watched:
-    """A draft model whose forwards are timed: their seconds since the last ``take``."""
+    """A draft model whose forwards are timed: their seconds, and the nodes each expanded, since the last ``take``."""
 
     def __init__(self, draft_model: DraftModel):
-        self.inner, self.seconds = draft_model, 0.0
+        self.inner, self.seconds, self.sizes = draft_model, 0.0, []
         self.hidden_layers, self.ids, self.max_depth = draft_model.hidden_layers, draft_model.ids, draft_model.max_depth
         self.begin, self.commit = draft_model.begin, draft_model.commit
 
     def expand(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
         logits, seconds = timed(partial(self.inner.expand, tree, nodes))
         self.seconds += seconds
+        self.sizes.append(len(nodes))
         return logits
 
-    def take(self) -> float:
-        taken, self.seconds = self.seconds, 0.0
+    def take(self) -> tuple[float, list[int]]:
+        taken = self.seconds, self.sizes
+        self.seconds, self.sizes = 0.0, []
         return taken
 
 
@@ -183,10 +213,29 @@ def building_costs(
     for prompt, (rule, growing) in tqdm(list(product(prompts, rules.items())), disable=assets.QUIET):
         drafter = TreeDrafter(watched, growing)
         for step in steps(target, drafter, verifiers.greedy, prompt, max_new_tokens=max_new_tokens):
-            seconds, forwards = watched.take(), len(drafter.masses)
+            seconds, sizes = watched.take()
+            forwards = len(sizes)
             if step.index and forwards:
                 rows.append(
                     (rule, forwards, 1000 * seconds / forwards, 1000 * (step.seconds["draft"] - seconds) / forwards)
                 )
     table = pd.DataFrame(rows, columns=["rule", "forwards", "draft", "building"]).groupby("rule", sort=False)
     return table.agg({"forwards": "mean", "draft": "median", "building": "median"}).reset_index()
+
+
+def memory(
+    pair: models.Pair, drafters: Mapping[str, Drafter], prompt: Sequence[int], *, max_new_tokens: int, every: int = 50
+) -> pd.DataFrame:
+    """MB in use while long texts are written, one drafter after the other: what grows, and what the KV cache has of it.
+
+    One row per (method, tokens written): resident, and cache, the KV cache's own buffers. End tokens are text.
+    """
+    rows, target = [], Target(pair.target)
+    for name, drafter in drafters.items():
+        written, options = 0, {"max_new_tokens": max_new_tokens, "eos": ()}
+        for step in tqdm(steps(target, drafter, verifiers.greedy, prompt, **options), desc=name, disable=assets.QUIET):
+            written += len(step.tokens)
+            if written // every > (written - len(step.tokens)) // every:
+                gc.collect()
+                rows.append((name, written, resident(), target.cache.nbytes / 1e6))
+    return pd.DataFrame(rows, columns=["method", "tokens", "resident", "cache"])

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specnb import assets, bench, costs, growth, heads, measures, prompts, records, self_drafting, studies, sweep
+from specnb import assets, costs, growth, heads, measures, methods, prompts, records, self_drafting, studies, sweep
 
 DEPTHS, BRANCHES, THRESHOLDS = range(3, 9), (2, 3, 4), (0.01, 0.02, 0.03, 0.05, 0.1)  # DynaTree, appendix A
 LARGEST = growth.DynaTree(10, 4, 0.01, 4000)  # what is recorded for replay: every smaller tree is a part of it
@@ -99,7 +99,7 @@ def run_texts(options: argparse.Namespace, executor: Executor | None) -> pd.Data
     random = (",".join(map(str, setting.values())) for setting in settings(options.settings))
     chosen = options.rules or [f"dynatree {setting}" for setting in random]
     for name in chosen:
-        bench.rule(name)  # ValueError on names without sense
+        methods.rule(name)  # ValueError on names without sense
     wanted = [
         {"draft_name": options.draft, "rule": rule, "prompt": prompt, "length": options.tokens, "positions": told}
         for prompt in options.prompts
@@ -139,7 +139,7 @@ def run_decoded(options: argparse.Namespace, executor: Executor | None) -> pd.Da
         if not colon:
             raise ValueError(f"--runs takes HEAD:RULE, such as 'edd:chain 5', got {words!r}")
         vocabulary(name)  # FileNotFoundError and ValueError on names without sense
-        bench.rule(rule)
+        methods.rule(rule)
         runs.append((name, rule))
     if len(runs) < 2 or min(options.temperatures) < 0:
         raise ValueError("decoded needs --runs, and --temperatures of at least 0")
@@ -244,18 +244,6 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
         yield None
 
 
-def chosen(name: str) -> list[str]:
-    """Ids of prompts: all of a set for "own", the first four of each domain for "own:4", of one domain for
-    "translation:4", or the id itself."""
-    kind, _, count = name.partition(":")
-    if kind in prompts.SETS:
-        return bench.choose(kind, int(count) if count else None)["id"].tolist()
-    if kind in prompts.DOMAINS:
-        return prompts.own().query("task == @kind")["id"].tolist()[: int(count) if count else None]
-    prompts.text(name)  # ValueError if there is no such prompt
-    return [name]
-
-
 def main() -> None:
     """Run a grid or a check; goes on where a killed run stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -279,8 +267,8 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="writes OUT.csv, OUT_plain.csv and OUT.json")
     options = parser.parse_args()
     for name in set(options.methods) - ({"plain", "spede"} if options.work == "methods" else set()):
-        self_drafting.named(name)  # ValueError on names without sense, before any work
-    options.prompts = [one for name in options.prompts for one in chosen(name)]
+        methods.named(name, None)  # ValueError on names without sense, before any work
+    options.prompts = [one for name in options.prompts for one in prompts.chosen(name)]
     with executors(options) as executor:
         table = WORK[options.work](options, executor)
     if failed := int((table["status"] == "failed").sum()):

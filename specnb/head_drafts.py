@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from specnb import heads, masks
 from specnb.cache import TreeLayer
 from specnb.draft_models import CausalLMDraft, DraftModel, visible_slots
+from specnb.packing import PackedLinear, pack
 from specnb.target import check_tokens
 from specnb.tree import TokenTree
 
@@ -21,9 +22,12 @@ from specnb.tree import TokenTree
 def load(name: str | Path, model: PreTrainedModel) -> DraftModel:
     """A trained head as draft model for this target: by name (data/drafts) or path without suffix.
 
-    Raises ValueError, see ``heads.load``.
+    A packed target's head is packed, too. Raises ValueError, see ``heads.load``.
     """
-    return draft_model(*heads.load(name, model))
+    draft = draft_model(*heads.load(name, model))
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        pack(draft.model if isinstance(draft, CausalLMDraft) else draft.head)
+    return draft
 
 
 def draft_model(head: torch.nn.Module, spec: heads.Spec, frozen: heads.Frozen) -> DraftModel:

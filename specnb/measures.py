@@ -4,15 +4,16 @@ Times are those of the embedded pair in bfloat16, texts and replays are compared
 """
 
 import threading
+from collections.abc import Sequence
 from functools import cache, partial
 from itertools import accumulate
 
 import torch
 
-from specnb import assets, bench, costs, growth, head_drafts, models, prompts, replay, verifiers
+from specnb import assets, costs, growth, methods, models, prompts, racing, replay, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import Generation, Step, decode
-from specnb.draft_models import DraftModel, Tempered
+from specnb.draft_models import DraftModel
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.growth import Growth
 from specnb.target import Target
@@ -30,16 +31,14 @@ ALONE = threading.Lock()  # drafts have a state and seconds are measured: one ce
 def pair(dtype: str) -> models.Pair:
     """The embedded model, once per process, and warm: its first forwards are slow."""
     loaded = models.load_pair(dtype=dtype)
-    bench.generate(loaded.target, max_new_tokens=16)(loaded.encode("Good morning."))
+    racing.generate(loaded.target, max_new_tokens=16)(loaded.encode("Good morning."))
     return loaded
 
 
 @cache
 def draft(name: str, dtype: str) -> DraftModel:
     """A trained head, once per process; "edd@1.3" is edd with its logits divided by 1.3."""
-    head, at, temperature = name.partition("@")
-    loaded = head_drafts.load(head, pair(dtype).target)
-    return Tempered(loaded, float(temperature)) if at else loaded
+    return methods.draft_model(name, pair(dtype))
 
 
 def encoded(prompt: str, dtype: str) -> list[int]:
@@ -47,9 +46,11 @@ def encoded(prompt: str, dtype: str) -> list[int]:
     return pair(dtype).encode(prompts.text(prompt))
 
 
-def generate(dtype: str, length: int, **options) -> bench.Method:
+def generate(dtype: str, length: int, **options) -> racing.Method:
     """transformers' own generate, to exactly so many tokens: end tokens are text. Greedy unless options say more."""
-    return bench.generate(pair(dtype).target, max_new_tokens=length, eos_token_id=len(pair(dtype).tokenizer), **options)
+    return racing.generate(
+        pair(dtype).target, max_new_tokens=length, eos_token_id=len(pair(dtype).tokenizer), **options
+    )
 
 
 @cache
@@ -82,8 +83,8 @@ def dynatree(
 
 
 def same_text(draft_name: str, rule: str, prompt: str, length: int, positions: bool) -> dict[str, object]:
-    """The greedy float32 text of a growth rule (``bench.rule``): see ``compare_text``."""
-    return compare_text(rule, bench.drafter(rule, draft(draft_name, "float32")), prompt, length, positions)
+    """The greedy float32 text of a growth rule (``methods.rule``): see ``compare_text``."""
+    return compare_text(rule, methods.drafter(rule, draft(draft_name, "float32")), prompt, length, positions)
 
 
 def compare_text(name: str, drafter: Drafter, prompt: str, length: int, positions: bool) -> dict[str, object]:
@@ -94,11 +95,11 @@ def compare_text(name: str, drafter: Drafter, prompt: str, length: int, position
     with ALONE:
         model = pair("float32").target
         target, options = (Target if positions else Unpositioned)(model), {"max_new_tokens": length, "eos": ()}
-        methods = {
+        texts = {
             "generate": lambda _: list(plain_text(prompt, length)),
             name: lambda ids: list(decode(target, drafter, verifiers.greedy, ids, **options).tokens),
         }
-        row = bench.same_text(model, methods, [encoded(prompt, "float32")]).iloc[0]
+        row = racing.same_text(model, texts, [encoded(prompt, "float32")]).iloc[0]
     return {name: row[name].item() if hasattr(row[name], "item") else row[name] for name in TEXT_RESULTS}
 
 
@@ -137,7 +138,7 @@ def plain(length: int, prompt: str, repetition: int) -> dict[str, float]:
 
 
 def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length: int) -> dict[str, float]:
-    """One real run with a growth rule (``bench.rule``), or of transformers' generate for the rule "plain".
+    """One real run with a growth rule (``methods.rule``), or of transformers' generate for the rule "plain".
 
     Greedy at temperature 0, else sampled by one-hot verification: these trees drop nodes by value. A learnt threshold
     begins anew ("adaptive …") or goes on from the process' earlier texts ("ongoing …"). End tokens are text.
@@ -173,20 +174,25 @@ def timed_run(
     with ALONE:
         target, ids = Target(pair("bfloat16").target), encoded(prompt, "bfloat16")
         out, seconds = costs.timed(partial(decode, target, drafter, verifier, ids, **options))
-    first, *later = out.steps
-    return out, {
+    return out, times(out.steps, seconds)
+
+
+def times(steps: Sequence[Step], seconds: float) -> dict[str, float]:
+    """Sizes and times of a run by its steps: see ``decoded``."""
+    first, *later = steps
+    return {
         "seconds": seconds,
-        "tokens": len(out.tokens),
-        "steps": len(out.steps),
-        "nodes": sum(len(step.draft.tree) - 1 for step in out.steps),
-        "depth": sum(max(step.draft.tree.depth_list) for step in out.steps),
+        "tokens": sum(len(step.tokens) for step in steps),
+        "steps": len(steps),
+        "nodes": sum(len(step.draft.tree) - 1 for step in steps),
+        "depth": sum(max(step.draft.tree.depth_list) for step in steps),
         "prefill": sum(first.seconds.values()),
         **{name: sum(step.seconds[name] for step in later) for name in PHASES},
     }
 
 
 def _made(draft_name: str, rule: str) -> Drafter:
-    return bench.drafter(rule, draft(draft_name, "bfloat16"))
+    return methods.drafter(rule, draft(draft_name, "bfloat16"))
 
 
 _kept = cache(_made)

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -52,3 +54,21 @@ def load(name: str) -> pd.DataFrame:
     if name not in SETS:
         raise ValueError(f"unknown prompt set {name!r}: known are {', '.join(SETS)}")
     return SETS[name]()
+
+
+def chosen(name: str) -> list[str]:
+    """Ids of prompts: all of a set for "own", the first four of each task for "own:4", of one domain for
+    "translation:4", or the id itself. ValueError on anything else."""
+    kind, _, count = name.partition(":")
+    if kind in SETS:
+        return load(kind).groupby("task", sort=False).head(int(count) if count else None)["id"].tolist()
+    if kind in DOMAINS:
+        return own().query("task == @kind")["id"].tolist()[: int(count) if count else None]
+    text(name)  # ValueError if there is no such prompt
+    return [name]
+
+
+def domains(ids: Iterable[str]) -> list[str]:
+    """The domain or set of each prompt, by its id: conversation, …, HumanEval, GSM-100."""
+    first = [re.split("[-/]", name)[0] for name in ids]
+    return ["GSM-100" if name == "gsm8k" else name for name in first]

@@ -1,33 +1,19 @@
 """Notebook 01's cells: real runs of methods that need no trained draft, by PTD's measures, and how alike branches are.
 
-A method is a name with settings, as in "ptd children=2 expand=topk", "lookahead window=7" or "self_draft corpus=own".
+A method is a name with settings, as in "ptd children=2 expand=topk", "lookahead window=7" or "self_draft corpus=own"
+(``methods.named``).
 """
 
 from collections.abc import Sequence
 from functools import cache, partial
-from inspect import signature
 
 import numpy as np
 import pandas as pd
 
-from specnb import assets, costs, growth, measures, metrics, prompts, sweep, verifiers
-from specnb.drafters import (
-    Corpus,
-    Drafter,
-    LookaheadDrafter,
-    NgramDrafter,
-    ProgressiveDrafter,
-    SelfDrafter,
-    TreeDrafter,
-)
+from specnb import assets, costs, growth, measures, methods, metrics, prompts, sweep, verifiers
+from specnb.drafters import Drafter, ProgressiveDrafter, SelfDrafter, TreeDrafter
 from specnb.tree import Draft, Drawn
 
-DRAFTERS = {
-    "ptd": ProgressiveDrafter,
-    "self_draft": SelfDrafter,
-    "lookahead": LookaheadDrafter,
-    "ngram": NgramDrafter,
-}
 RETRIEVAL = ("DE", "HR", "AL", "Dft", "Ver")
 METHODS_RESULTS = (*measures.DECODED, *RETRIEVAL, "ids")
 SIMILARITIES = {"aligned": metrics.aligned, "overlap": metrics.overlap}
@@ -50,41 +36,6 @@ BRANCHES_RESULTS = (
 )
 
 
-def named(method: str) -> Drafter:
-    """A drafter by its name and settings; ValueError on names and settings without sense.
-
-    "self_draft corpus=own" reads the own prompts, all but their answers, as its corpus.
-    """
-    kind, *words = method.split()
-    if kind not in DRAFTERS:
-        raise ValueError(f"unknown drafter {kind!r}: known are {', '.join(DRAFTERS)}")
-    known = signature(DRAFTERS[kind]).parameters
-    settings: dict[str, object] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if name not in known or not equals:
-            raise ValueError(f"{method!r}: {word!r} is no setting of {kind}, which has {', '.join(sorted(known))}")
-        like = known[name].default
-        try:
-            settings[name] = own_texts() if (name, text) == ("corpus", "own") else _read(text, like)
-        except (ValueError, KeyError) as error:
-            raise ValueError(
-                f"{method!r}: {word!r} should be {name}={'own' if like is None else like!r} or so"
-            ) from error
-    return DRAFTERS[kind](**settings)
-
-
-def _read(text: str, like: object) -> object:
-    """A setting in the type of its default; KeyError or ValueError if it is none."""
-    return {"True": True, "False": False}[text] if isinstance(like, bool) else {int: int, str: str}[type(like)](text)
-
-
-@cache
-def own_texts() -> Corpus:
-    """The own prompt set's texts as a corpus, the prompt at hand among them: the authors' own is not shipped."""
-    return Corpus(measures.pair("bfloat16").encode(text) for text in prompts.load("own")["text"])
-
-
 def run(method: str, prompt: str, temperature: float, length: int, seed: int) -> dict[str, object]:
     """One real timed run: "plain" (transformers' generate), "spede" (VDM, chains of 5) or a self-drafter.
 
@@ -101,7 +52,7 @@ def run(method: str, prompt: str, temperature: float, length: int, seed: int) ->
 
 def _drafter(method: str, temperature: float) -> Drafter:
     if method != "spede":
-        return named(method)
+        return methods.named(method, measures.pair("bfloat16"))
     draft = measures.draft("vdm", "bfloat16")
     return TreeDrafter(draft, growth.chain(5), Drawn.IID if temperature else Drawn.POINT)
 
@@ -121,7 +72,7 @@ def alike(method: str, prompt: str, length: int) -> dict[str, float]:
     been drafted behind the same token in the same step before. Steps in which the window or tree may still fill are
     left out. ValueError on drafters without branches.
     """
-    drafter = named(method)
+    drafter = methods.named(method, measures.pair("bfloat16"))
     if not isinstance(drafter, ProgressiveDrafter | SelfDrafter):
         raise ValueError(f"{method!r} has no branches to compare: alike looks at ptd and self_draft")
     out, _ = measures.timed_run(drafter, verifiers.greedy, prompt, 0.0, length)
@@ -161,7 +112,7 @@ def bookkeeping(method: str, prompt: str, length: int) -> dict[str, float]:
     propose: retrieving the candidates and laying out the tree. observe: reading the draft tokens off the logits,
     growing and pruning the draft tree or window, merging into the pool. forward: the target's own.
     """
-    drafter = Watched(named(method))
+    drafter = Watched(methods.named(method, measures.pair("bfloat16")))
     out, _ = measures.timed_run(drafter, verifiers.greedy, prompt, 0.0, length)
     propose, observe = np.median(drafter.milliseconds[4:], axis=0)
     forward = np.median([1000 * step.seconds["target"] for step in out.steps[4:]])
@@ -193,7 +144,7 @@ def load(name: str) -> pd.DataFrame:
     table = sweep.load(assets.DATA / "results" / f"{name}.csv")
     if failed := int((table["status"] != "ok").sum()):
         raise ValueError(f"{failed} cells of {name} failed: measure them again with --retry")
-    domain = table["prompt"].str.split(r"[-/]").str[0].replace({"gsm8k": "GSM-100"})
+    domain = prompts.domains(table["prompt"])
     table["method"] = table["method"].replace(NAMES)
     return table.assign(domain=domain, **{"token/s": table["tokens"] / table["seconds"]})
 
@@ -223,4 +174,4 @@ def budget_for(points: pd.DataFrame, efficiency: float) -> float:
 
 def same_text(method: str, prompt: str, length: int, positions: bool) -> dict[str, object]:
     """The greedy float32 text of a self-drafter beside plain decoding's: see ``measures.compare_text``."""
-    return measures.compare_text(method, named(method), prompt, length, positions)
+    return measures.compare_text(method, methods.named(method, measures.pair("float32")), prompt, length, positions)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specnb.sampling import Coins, residual
+from specnb.sampling import Coins, likeliest, residual
 from specnb.tree import Draft, Drawn
 
 
@@ -45,7 +45,7 @@ def greedy(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     check(draft, p)
 
     def match(node: int, trials: list[Trial]) -> tuple[int | None, int]:
-        best = int(p[node].argmax())
+        best = int(likeliest(p[node]))
         if p[node, best] < 1 - 1e-6:
             raise ValueError(
                 f"greedy verification needs one-hot p (temperature 0), got a largest probability of "

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tiny import llama, near_copy
 
-from specnb import adaptive, bench, exact, growth, replay, search, studies, verifiers
+from specnb import adaptive, exact, growth, methods, replay, search, studies, verifiers
 from specnb.adaptive import AdaptiveDrafter, Past, threshold
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -106,7 +106,7 @@ def test_the_drafter_is_the_replay_on_its_own_clock(recording):
 
 def test_what_it_has_learnt_goes_on_to_the_next_text():
     model = llama()
-    drafter = bench.drafter("adaptive 20,4,0.6,8", CausalLMDraft(near_copy(model)))
+    drafter = methods.drafter("adaptive 20,4,0.6,8", CausalLMDraft(near_copy(model)))
     assert isinstance(drafter, AdaptiveDrafter)
     assert drafter.rule == RULE
     plain = TreeDrafter(CausalLMDraft(model), growth.chain(1))

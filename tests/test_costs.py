@@ -8,8 +8,9 @@ pytestmark = pytest.mark.model
 
 
 def test_curves_have_a_row_for_each_size_and_model(smollm2):
-    table = costs.cost_curves(smollm2, "eagle", sizes=(1, 5), prefix=20, repetitions=2)
-    assert table[["model", "nodes"]].to_numpy().tolist() == [["eagle", 1], ["eagle", 5], ["target", 1], ["target", 5]]
+    table = costs.cost_curves(smollm2, ["eagle", "edd"], sizes=(1, 5), prefix=20, repetitions=2)
+    rows = [[model, nodes] for model in ("eagle", "edd", "target") for nodes in (1, 5)]
+    assert table[["model", "nodes"]].to_numpy().tolist() == rows
     assert (table["quartile"] <= table["third quartile"]).all()
     assert (table["median"] > 0).all()
 

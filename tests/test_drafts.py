@@ -8,10 +8,10 @@ import torch
 from test_heads import Compared
 
 from specnb import assets, growth, head_drafts, heads, prompts, verifiers
-from specnb.bench import NEAR_TIE
 from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.metrics import tau
+from specnb.racing import NEAR_TIE
 from specnb.target import Target
 from specnb.training import evaluation, runs
 

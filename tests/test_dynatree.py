@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from tiny import llama
 
-from specnb import bench, grids, growth, measures, prompts, studies, sweep, verifiers
+from specnb import grids, growth, measures, prompts, racing, studies, sweep, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -24,7 +24,7 @@ def test_without_position_ids_the_text_breaks():
     """On a random model: right positions give the plain text for every setting, positions in a row do not."""
     model = llama()
     draft, prompt = CausalLMDraft(model), [5, 9, 2]
-    plain = bench.generate(model, max_new_tokens=40, eos_token_id=10_000)(prompt)
+    plain = racing.generate(model, max_new_tokens=40, eos_token_id=10_000)(prompt)
     rules = [growth.DynaTree(**setting) for setting in grids.settings(5)]
     assert all(list(greedy(Target(model), draft, rule, prompt, 40).tokens) == plain for rule in rules)
     assert any(list(greedy(Unpositioned(model), draft, rule, prompt, 40).tokens) != plain for rule in rules)
@@ -121,11 +121,11 @@ def test_a_tempered_draft_by_name(smollm2, monkeypatch):
 def test_decoded_runs(command, monkeypatch):
     """Greedy runs write plain's number of tokens in fewer steps, sampled ones too, as deep as the rule may."""
     asked, sampled = [], []
-    one_hot, greedy_rule, plain = verifiers.one_hot, verifiers.greedy, bench.generate
+    one_hot, greedy_rule, plain = verifiers.one_hot, verifiers.greedy, racing.generate
     monkeypatch.setattr(verifiers, "one_hot", lambda *a: asked.append(1.0) or one_hot(*a))
     monkeypatch.setattr(verifiers, "greedy", lambda *a: asked.append(0.0) or greedy_rule(*a))
     seen = lambda model, **o: o["max_new_tokens"] == 12 and sampled.append("do_sample" in o)  # noqa: E731
-    monkeypatch.setattr(bench, "generate", lambda model, **o: seen(model, **o) or plain(model, **o))
+    monkeypatch.setattr(racing, "generate", lambda model, **o: seen(model, **o) or plain(model, **o))
     runs = ["vdm:chain 3", "vdm:pct 0.1,3,4,0.02"]
     table = command("decoded", "--runs", *runs, "--prompts", "rag-02", "--tokens", "12", "--temperatures", "0", "1")
     assert table["rule"].tolist() == ["plain", "chain 3", "pct 0.1,3,4,0.02"] * 2
@@ -159,14 +159,14 @@ def test_a_learnt_threshold_begins_anew_or_goes_on(command, smollm2):
 
 
 def test_prompts_by_domain():
-    assert grids.chosen("paper") == ["paper"]
-    assert grids.chosen("own:1") == [f"{domain}-01" for domain in prompts.DOMAINS]
-    assert len(grids.chosen("own")) == 60
-    assert grids.chosen("translation:2") == ["translation-01", "translation-02"]
-    assert len(grids.chosen("rag")) == 10
-    assert grids.chosen("humaneval:2") == ["HumanEval/0", "HumanEval/1"]
+    assert prompts.chosen("paper") == ["paper"]
+    assert prompts.chosen("own:1") == [f"{domain}-01" for domain in prompts.DOMAINS]
+    assert len(prompts.chosen("own")) == 60
+    assert prompts.chosen("translation:2") == ["translation-01", "translation-02"]
+    assert len(prompts.chosen("rag")) == 10
+    assert prompts.chosen("humaneval:2") == ["HumanEval/0", "HumanEval/1"]
     with pytest.raises(ValueError, match="has the prompt 'magic'"):
-        grids.chosen("magic")
+        prompts.chosen("magic")
 
 
 def test_a_grid_as_cells():
@@ -188,20 +188,3 @@ def test_a_grid_as_cells():
     assert (first["length"], first["depth"]) == (100, 3)
     assert first["speed-up"] == pytest.approx((101 / 5) / (100 / 10))
     assert (first["path"], first["nodes"], first["acceptance"]) == pytest.approx((101 / 50, 4, 101 / 200))
-
-
-@pytest.mark.model
-def test_methods_by_name(smollm2):
-    """All that claim it write generate's text; a small window, once full, does not."""
-    prompt = smollm2.encode("Name three rivers and say where they end.")
-    names = ["generate", "assistant", "linear", "streaming 1024", "dynatree", "dynatree 3,2,0.1,20", "eagle2 20,4,4"]
-    methods = bench.drafted(smollm2, names, max_new_tokens=24, whole=True)
-    texts = {name: method(prompt) for name, method in methods.items()}
-    assert set(map(tuple, texts.values())) == {tuple(texts["generate"])}
-    assert len(texts["generate"]) == 24
-    with pytest.raises(ValueError, match="unknown method 'magic': known are generate, prompt lookup"):
-        bench.drafted(smollm2, ["magic"], max_new_tokens=4)
-    with pytest.raises(
-        ValueError, match="'pct 3': pct takes numbers with commas between, in the order of cost, k, dep"
-    ):
-        bench.drafted(smollm2, ["pct 3"], max_new_tokens=4)

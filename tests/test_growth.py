@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import llama, near_copy
 
-from specnb import bench, exact, growth, search, verifiers
+from specnb import exact, growth, racing, search, verifiers
 from specnb.decode import steps
 from specnb.draft_models import CausalLMDraft, TableDraft
 from specnb.drafters import TreeDrafter
@@ -239,7 +239,7 @@ def test_greedy_text_is_plain_text(rule):
     """With a draft close to its target: paths of two and more are accepted in trees that have dropped nodes."""
     model = llama()
     draft = CausalLMDraft(near_copy(model))
-    plain = bench.generate(model, max_new_tokens=40, eos_token_id=10_000)([5, 9, 2])
+    plain = racing.generate(model, max_new_tokens=40, eos_token_id=10_000)([5, 9, 2])
     drafter = TreeDrafter(draft, rule)
     dropped, longest, tokens = 0, 0, []
     for step in steps(Target(model), drafter, verifiers.greedy, [5, 9, 2], max_new_tokens=40, eos=()):

@@ -16,11 +16,12 @@ from specnb import assets
 ROOT = assets.ROOT
 # Each module imports only modules to its left.
 ORDER = [
-    "assets", "records", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling", "verifiers",
-    "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "search", "drafters",
-    "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "bench", "sweep",
-    "measures", "self_drafting", "studies", "grids", "paired", "paper", "tree_figure", "figures", "widgets",
-    "explorers", "race", "growing",
+    "assets", "records", "packing", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling",
+    "verifiers", "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "search",
+    "drafters",
+    "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "sweep", "methods",
+    "racing", "measures", "self_drafting", "side_by_side", "bench", "studies", "grids", "paired", "paper",
+    "tree_figure", "figures", "widgets", "explorers", "race", "growing",
 ]  # fmt: skip
 WIDGETS = ("widgets", "explorers", "race", "growing")
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))

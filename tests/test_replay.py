@@ -8,7 +8,7 @@ import torch
 from test_heads import make
 from tiny import llama, near_copy
 
-from specnb import bench, exact, growth, head_drafts, replay, search, verifiers
+from specnb import exact, growth, head_drafts, racing, replay, search, verifiers
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import TreeDrafter
@@ -132,7 +132,7 @@ def test_one_recording_for_several_rules(model):
     levels = (growth.Eagle2(12, 4, 3), growth.Cape(4), growth.Pct(0.02, 3, 4, 0.01), growth.LayerGain(0.05, 0.01, 3, 4))
     rules = (*levels, search.Salf(20, 3, 0.0, 6), search.SpecExec(14, 4, 5), search.OptTree(14, 0.1, 5, 5))
     draft, prompt, longest = CausalLMDraft(near_copy(model)), [5, 9, 2, 30], 0
-    text = bench.generate(model, max_new_tokens=40, eos_token_id=10_000)(prompt)
+    text = racing.generate(model, max_new_tokens=40, eos_token_id=10_000)(prompt)
     recording = replay.record(Target(model), draft, replay.Together(rules, k=8), prompt, text)
     for rule in rules:
         real = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=40, eos=())

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import llama
 
-from specnb import growing, metrics, self_drafting, verifiers
+from specnb import growing, methods, metrics, self_drafting, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import PlainDrafter, decode
 from specnb.drafters import Corpus, LookaheadDrafter, ProgressiveDrafter, SelfDrafter, pools, ptd
@@ -550,15 +550,15 @@ def test_likeness_is_that_of_the_most_similar_other_branch():
 
 
 def test_drafters_by_name():
-    drafter = self_drafting.named("ptd children=2 depth=3 chained=False expand=topk")
+    drafter = methods.named("ptd children=2 depth=3 chained=False expand=topk", None)
     assert (drafter.children, drafter.depth, drafter.chained, drafter.expand) == (2, 3, False, "topk")
-    assert self_drafting.named("lookahead window=3").window == 3
+    assert methods.named("lookahead window=3", None).window == 3
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("medusa", "unknown drafter 'medusa': known are ptd, self_draft, lookahead, ngram"),
+        ("medusa", "unknown drafter 'medusa': known are undrafted, ptd, self_draft, lookahead, ngram"),
         ("ptd width=3", "'width=3' is no setting of ptd, which has chained, children, depth"),
         ("ptd depth", "'depth' is no setting of ptd"),
         ("ptd depth=0", "depth must be at least 1, got 0"),
@@ -569,7 +569,7 @@ def test_drafters_by_name():
 )
 def test_names_without_sense_are_refused(name, message):
     with pytest.raises(ValueError, match=message):
-        self_drafting.named(name)
+        methods.named(name, None)
 
 
 @pytest.mark.model

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specnb.drafters.pools import GramPool, cut, size
-from specnb.drafters.riders import Rows, said
+from specnb.drafters.riders import Rows
 from specnb.growth import at_least_one
-from specnb.sampling import Coins, Warp
+from specnb.sampling import Coins, Warp, likeliest
 from specnb.tree import Draft
 
 
@@ -65,7 +65,7 @@ class LookaheadDrafter:
     def observe(
         self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
     ) -> None:
-        new, root = said(logits[self.last]), self.text[-1]
+        new, root = likeliest(logits[self.last]).tolist(), self.text[-1]
         if len(self.levels) == self.level - 1:
             keys = [root, *self.levels[0]]
             for key, *gram in zip(keys, *self.levels[1:], new, strict=True):

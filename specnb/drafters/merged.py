@@ -1,4 +1,4 @@
-"""MergedDrafter: what a draft model drafts and what the text itself suggests, in one tree and one target forward."""
+"""MergedDrafter: what a draft model drafts and what texts suggest, in one tree and one target forward."""
 
 from collections.abc import Sequence
 
@@ -7,31 +7,35 @@ from torch import Tensor
 
 from specnb.drafters.model_tree import TreeDrafter
 from specnb.drafters.ngram import NgramDrafter
+from specnb.drafters.retrieval import RetrievalDrafter
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, Drawn, TokenTree
 
 
 class MergedDrafter:
-    """The trie union of a draft model's tree and of n-gram continuations; beyond the papers.
+    """The trie union of a draft model's tree and of continuations that were looked up; beyond the papers.
 
-    The draft model's nodes come first, as they are; the n-grams' that it does not have follow. Both are chosen, not
-    drawn, so the draft is POINT and lossless under ``one_hot``. Raises ValueError for a tree drafter that draws.
+    other: NgramDrafter (the default) or RetrievalDrafter. The draft model's nodes come first, as they are; the other's
+    that it does not have follow. Both are chosen, not drawn, so the draft is POINT and lossless under ``one_hot``.
+    Raises ValueError for a tree drafter that draws.
     """
 
-    def __init__(self, drafter: TreeDrafter, ngram: NgramDrafter | None = None):
+    def __init__(self, drafter: TreeDrafter, other: NgramDrafter | RetrievalDrafter | None = None):
         if drafter.drawn is not Drawn.POINT:
-            raise ValueError(f"n-grams have no q: the draft model's tree must be POINT, got {drafter.drawn.name}")
-        self.drafter, self.ngram = drafter, ngram or NgramDrafter()
+            raise ValueError(
+                f"what is looked up has no q: the draft model's tree must be POINT, got {drafter.drawn.name}"
+            )
+        self.drafter, self.other = drafter, other or NgramDrafter()
         self.hidden_layers = drafter.hidden_layers
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
         self.drafter.begin(prefix, warp, hidden)
-        self.ngram.begin(prefix, warp, hidden)
+        self.other.begin(prefix, warp, hidden)
 
     def propose(self, coins: Coins, max_depth: int) -> Draft:
         own = self.drafter.propose(coins, max_depth).tree
-        tree = own.merge(self.ngram.propose(coins, max_depth).tree)  # the first one's nodes keep their numbers
-        # The draft model commits by the tree that it has grown: n-grams become nodes of it that were never expanded.
+        tree = own.merge(self.other.propose(coins, max_depth).tree)  # the first one's nodes keep their numbers
+        # The draft model commits by the tree that it has grown: the others become nodes of it that were never expanded.
         grown, extra = self.drafter.grown, len(tree) - len(own)
         place = [*self.drafter.kept, *range(len(grown), len(grown) + extra)]
         parents = torch.tensor([place[parent] for parent in tree.parent_list[len(own) :]], dtype=torch.int64)
@@ -43,4 +47,4 @@ class MergedDrafter:
         self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
     ) -> None:
         self.drafter.observe(draft, path, next_token, hidden, logits)
-        self.ngram.observe(draft, path, next_token, hidden, logits)
+        self.other.observe(draft, path, next_token, hidden, logits)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from specnb.drafters.pools import Trie, TriePool, cut, depth, size, subtrees
 from specnb.drafters.pools import path as chain
-from specnb.drafters.riders import Rows, said
+from specnb.drafters.riders import Rows
 from specnb.growth import at_least_one
-from specnb.sampling import Coins, Warp
+from specnb.sampling import Coins, Warp, likeliest
 from specnb.tree import Draft
 
 EXPANSIONS = {  # how a node's draft token is drawn from the target's law; argmax draws nothing
@@ -116,7 +116,7 @@ class ProgressiveDrafter:
         first = draft.elected  # rows before are the root's and the candidates'
         tokens = self._draft_tokens(logits[first:])
         if self.feedback and self.candidates:
-            self.pool.add(self.root, grow(self.candidates, iter(said(logits[1:first])), self.nodes))
+            self.pool.add(self.root, grow(self.candidates, iter(likeliest(logits[1:first]).tolist()), self.nodes))
         for key, below in subtrees(grow(self.tree, iter(tokens), self.nodes)):
             if below:
                 self.pool.add(key, below)
@@ -128,7 +128,7 @@ class ProgressiveDrafter:
         """d_v of every draft node, from the target's unwarped logits (m, V)."""
         warp = EXPANSIONS[self.expand]
         if warp is None:
-            return said(logits)
+            return likeliest(logits).tolist()
         return torch.multinomial(warp(logits).cpu(), 1, generator=self.noise)[:, 0].tolist()
 
     def _first_level(self, tree: Trie, tokens: Sequence[int], next_token: int) -> Trie:

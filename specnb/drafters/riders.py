@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from specnb.drafters.pools import Trie
 from specnb.tree import Draft, TokenTree
 
@@ -37,10 +35,3 @@ class Rows:
         """The draft whose first ``candidates`` rows behind the root stand for election; the others only ride along."""
         tree = TokenTree(self.tokens, self.parents)
         return Draft(tree, auxiliary=tree.parents.new_tensor(range(len(tree))) > candidates)
-
-
-def said(logits: Tensor) -> list[int]:
-    """(n, V) logits → the target's likeliest token after every row."""
-    if logits.is_cuda:
-        return logits.argmax(-1).tolist()
-    return logits.float().numpy().argmax(-1).tolist()  # ten times as fast as torch's on bfloat16

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from specnb.drafters.pools import GramPool, Trie, absorb, cut, merge, path, size
-from specnb.drafters.riders import Rows, said
+from specnb.drafters.riders import Rows
 from specnb.growth import at_least_one
-from specnb.sampling import Coins, Warp
+from specnb.sampling import Coins, Warp, likeliest
 from specnb.tree import Draft
 
 
@@ -97,7 +97,7 @@ class SelfDrafter:
         self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
     ) -> None:
         root, grown = self.text[-1], []
-        for (prefix, levels), token in zip(self.columns, said(logits[self.last]), strict=True):
+        for (prefix, levels), token in zip(self.columns, likeliest(logits[self.last]).tolist(), strict=True):
             whole, n = [*prefix, *levels, token], len(prefix)
             self._note(whole if prefix else [root, *whole])
             whole = whole[1:] if len(levels) == self.levels else whole

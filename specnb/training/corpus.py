@@ -64,9 +64,16 @@ def held_out() -> set[tuple[str, ...]]:
 
 def load(folder: Path = FOLDER, shards: int | None = None) -> list[writing.Dialogue]:
     """The dialogues of a corpus (of its first shards), in order; ValueError if a shard is missing or damaged."""
-    manifest = read_manifest(folder)
-    found = []
-    for entry in manifest["shards"][:shards]:
+    return [dialogue for shard in _shards(folder, shards) for dialogue in shard.dialogues()]
+
+
+def tokens(folder: Path = FOLDER) -> np.ndarray:
+    """All dialogues of a corpus as one run of tokens, uint16; ValueError as for ``load``."""
+    return np.concatenate([shard.tokens for shard in _shards(folder)])
+
+
+def _shards(folder: Path, count: int | None = None) -> Iterator[Shard]:
+    for entry in read_manifest(folder)["shards"][:count]:
         path = folder / entry["file"]
         if not path.exists() or assets.sha256(path) != entry["sha256"]:
             raise ValueError(
@@ -74,8 +81,7 @@ def load(folder: Path = FOLDER, shards: int | None = None) -> list[writing.Dialo
                 f"and run `python -m specnb.training corpus` again"
             )
         with np.load(path) as arrays:
-            found += Shard(**arrays).dialogues()
-    return found
+            yield Shard(**arrays)
 
 
 def read_manifest(folder: Path = FOLDER) -> dict:

@@ -1,0 +1,123 @@
+"""RetrievalDrafter: what followed in this text and in texts the target wrote before, as a law; no model drafts."""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specnb.growth import at_least_one
+from specnb.sampling import Coins, Warp
+from specnb.tree import Draft, TokenTree
+
+KEY = 4  # tokens of a key: 16 bits each
+MOST = 50  # places of a context that are counted, evenly spaced among all
+TOP = 8  # continuations of a context that are kept
+
+
+class Datastore:
+    """Texts as one run of tokens, sorted by what precedes each place: any context of up to 4 tokens is one range.
+
+    tokens: (n,) integers below 65,536. Memory: 18 bytes a token; a lookup is two binary searches.
+    Raises ValueError on token ids that do not fit.
+    """
+
+    def __init__(self, tokens: np.ndarray):
+        tokens = np.asarray(tokens)
+        if tokens.ndim != 1 or len(tokens) == 0 or tokens.min() < 0 or tokens.max() >= 1 << 16:
+            raise ValueError(f"a datastore takes a run of token ids below 65,536, got {tokens.dtype} {tokens.shape}")
+        self.tokens, keys = tokens.astype(np.uint16), np.zeros(len(tokens), np.uint64)
+        for back in range(KEY):  # the nearest token in the highest bits
+            keys[back:] |= self.tokens[: len(tokens) - back].astype(np.uint64) << np.uint64(16 * (KEY - 1 - back))
+        self.order = np.argsort(keys, kind="stable")
+        self.keys, self.order = keys[self.order], self.order + 1  # places of what comes next
+        self.counts = lru_cache(maxsize=5_000)(self._counts)
+
+    def _counts(self, context: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:
+        """(token, count) of what most often followed up to 4 tokens, the commonest first, and the number of places."""
+        low = sum(token << 16 * (KEY - 1 - back) for back, token in enumerate(reversed(context)))
+        high = low + (1 << 16 * (KEY - len(context))) - 1
+        start, end = self.keys.searchsorted(np.uint64(low)), self.keys.searchsorted(np.uint64(high), "right")
+        places = self.order[start : end : 1 + int(end - start) // MOST]
+        following = self.tokens[places[places < len(self.tokens)]].tolist()
+        return Counter(following).most_common(TOP), len(following)
+
+
+class RetrievalDrafter:
+    """The likeliest paths by n-gram counts, best first; beyond the papers (retrieval: REST, He et al. 2024).
+
+    The law after a context mixes its counts with that of the context one token shorter, as p = (counts + prior · p
+    below) / (total + prior), a Dirichlet prior; an occurrence in the text itself counts weight times one in the store.
+    The paths are chosen, not drawn: a POINT draft, lossless under ``one_hot``; scores are the path probabilities.
+    budget, depth: most nodes, and levels. longest: most tokens of a context (of the store's, at most 4).
+    """
+
+    hidden_layers = ()
+
+    def __init__(
+        self,
+        store: Datastore | None = None,
+        *,
+        budget: int = 16,
+        depth: int = 10,
+        longest: int = 6,
+        weight: int = 20,
+        prior: int = 30,
+    ):
+        self.store, self.budget, self.depth, self.longest = store, budget, depth, longest
+        self.weight, self.prior = weight, prior
+        at_least_one(self, "budget", "depth", "longest", "weight", "prior")
+
+    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+        self.text: list[int] = []
+        self.after: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._read(prefix)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            for n in range(1, min(self.longest, len(self.text)) + 1):
+                self.after[tuple(self.text[-n:])][token] += 1
+            self.text.append(token)
+
+    def law(self, context: tuple[int, ...]) -> dict[int, float]:
+        """token → probability after a context; sums to at most one: what is never seen has nothing."""
+        law, left = defaultdict(float), 1.0
+        for n in range(len(context), 0, -1):
+            stored, places = self.store.counts(context[-n:]) if self.store and n <= KEY else ([], 0)
+            own = self.after.get(context[-n:], {})
+            total = places + self.weight * sum(own.values())
+            if total:
+                share = left / (total + self.prior)
+                for token, count in stored:
+                    law[token] += share * count
+                for token, count in own.items():
+                    law[token] += share * self.weight * count
+                left *= self.prior / (total + self.prior)
+        return law
+
+    def propose(self, coins: Coins, max_depth: int) -> Draft:
+        tail, depth = tuple(self.text[-self.longest :]), min(max_depth, self.depth)
+        tokens, parents, scores, levels = [self.text[-1]], [-1], [1.0], [0]
+        open_: list[tuple[float, int, int, tuple[int, ...]]] = []  # (−score, parent, token, context)
+        grown = (0, tail)
+        while True:
+            node, context = grown
+            if levels[node] < depth:
+                for token, chance in self.law(context).items():
+                    heapq.heappush(open_, (-scores[node] * chance, node, token, context))
+            if not open_ or len(tokens) > self.budget:
+                return Draft(TokenTree(tokens, parents), scores=torch.tensor(scores, dtype=torch.float64))
+            score, parent, token, context = heapq.heappop(open_)
+            tokens.append(token)
+            parents.append(parent)
+            scores.append(-score)
+            levels.append(levels[parent] + 1)
+            grown = (len(tokens) - 1, (*context, token)[-self.longest :])
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        self._read([*(draft.tree.token_list[node] for node in path), next_token])

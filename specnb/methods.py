@@ -1,0 +1,226 @@
+"""Methods by name: what is raced and swept, as commands, cells and figures spell it.
+
+``generate``, ``prompt lookup``, ``assistant``: transformers' own; the assistant is the pair's draft model or the vdm
+``generate as shipped``: generate with unpacked weights where all others are raced with packed ones
+``undrafted``: our loop without drafts
+``n-gram tree``, ``retrieval store=own``, ``ptd children=2``, ``self_draft corpus=own``, ``lookahead window=7``:
+drafters without a trained draft, with settings
+``edd:pct 0.06``, ``pair:eagle2 50,6,10``: a trained head (or the pair's own draft model) and a growth rule
+``vdm:vct swor traversal``: how its children come about (point, iid, swor) and who verifies them
+``talf:salf 6,3,0.8,10 + retrieval store=own``: paths that were looked up (or ``ngram …``) merged into its tree
+``vdm:linear``, ``vdm:streaming 256``, ``vdm:dynatree``: DynaTree's Table 1
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from inspect import signature
+
+from specnb import growth, head_drafts, heads, models, prompts, search, traversal, verifiers
+from specnb.adaptive import AdaptiveDrafter
+from specnb.decode import PlainDrafter
+from specnb.draft_models import CausalLMDraft, DraftModel, TableDraft, Tempered
+from specnb.drafters import (
+    Corpus,
+    Datastore,
+    Drafter,
+    LookaheadDrafter,
+    MergedDrafter,
+    NgramDrafter,
+    ProgressiveDrafter,
+    RetrievalDrafter,
+    SelfDrafter,
+    TreeDrafter,
+)
+from specnb.streaming import Window
+from specnb.training import corpus as training
+from specnb.tree import Drawn
+from specnb.verifiers import Verifier
+
+RULES = {
+    "chain": growth.chain,
+    "kary": growth.kary,
+    "dynatree": growth.DynaTree,
+    "eagle2": growth.Eagle2,
+    "pct": growth.Pct,
+    "layer": growth.LayerGain,
+    "salf": search.Salf,
+    "adaptive": search.Salf,
+    "ongoing": search.Salf,
+    "specexec": search.SpecExec,
+    "opt": search.OptTree,
+}
+SHAPES = {
+    "linear": growth.chain(6),
+    "dynatree": growth.DynaTree(),
+    "vct": growth.kary(3, 5),
+    "cape": growth.Cape(),
+    "eagle2": growth.Eagle2(50, 6, 10),
+}  # rules whose name says it all
+WINDOWS = {"streaming 1024": Window(4, 1020), "streaming 256": Window(4, 252)}  # with linear drafts
+THEIRS = ("generate", "generate as shipped", "prompt lookup", "assistant")
+DRAFTERS = {
+    "undrafted": PlainDrafter,
+    "ptd": ProgressiveDrafter,
+    "self_draft": SelfDrafter,
+    "lookahead": LookaheadDrafter,
+    "ngram": NgramDrafter,
+    "retrieval": RetrievalDrafter,
+}
+MERGEABLE = ("ngram", "retrieval")  # looked up, not computed: paths without auxiliary nodes
+VERIFIERS = {**verifiers.BY_NAME, "block": traversal.block, "traversal": traversal.traversal}
+PATTERN = re.compile(r"(?P<head>[\w./@-]+):(?P<rule>.+?)(?: (?P<drawn>point|iid|swor)(?: (?P<verifier>\w+))?)?")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as its name says it. options: those of transformers' generate (None: it is a drafter of ours).
+
+    head: the trained head, or "pair" for the pair's own draft model. alone: a drafter that needs none, by name and
+    settings. merged: n-grams that go into the head's tree. verifier: at temperature > 0; greedy otherwise.
+    """
+
+    name: str
+    options: dict | None = None
+    head: str | None = None
+    rule: str | None = None
+    drawn: Drawn = Drawn.POINT
+    verifier: Verifier = field(default=verifiers.by_draw)
+    alone: str | None = None
+    merged: str | None = None
+    window: Window | None = None
+
+
+def method(name: str) -> Method:
+    """A method by its full name; ValueError on names and settings without sense, before anything is loaded."""
+    if name in THEIRS:
+        return Method(name, {"prompt_lookup_num_tokens": 10} if name == "prompt lookup" else {})
+    if name == "n-gram tree":
+        return Method(name, alone="ngram")
+    if name.split()[0] in DRAFTERS:
+        named(name, None)
+        return Method(name, alone=name)
+    own, plus, other = name.partition(" + ")
+    found = PATTERN.fullmatch(own)
+    if not found:
+        alone = ", ".join((*THEIRS, "n-gram tree", *DRAFTERS))
+        rules = ", ".join((*RULES, *SHAPES, *WINDOWS))
+        raise ValueError(f"unknown method {name!r}: known are {alone}, and HEAD:RULE with RULE of {rules}")
+    head, verifier, drawn = found["head"], found["verifier"] or "by_draw", Drawn[(found["drawn"] or "point").upper()]
+    window, rule = WINDOWS.get(found["rule"]), "linear" if found["rule"] in WINDOWS else found["rule"]
+    if head != "pair" and not (heads.FOLDER / f"{head.partition('@')[0]}.safetensors").exists():
+        raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained())}")
+    if verifier not in VERIFIERS:
+        raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(VERIFIERS)}")
+    drafting = drafter(rule, TableDraft(None), drawn=drawn)  # whether a drawn tree may grow so
+    if plus:
+        if other.split()[0] not in MERGEABLE or isinstance(drafting, AdaptiveDrafter):
+            raise ValueError(f"{name!r}: only {' and '.join(MERGEABLE)} can be merged, into a tree of fixed settings")
+        MergedDrafter(drafting, named(other, None))
+    return Method(name, None, head, rule, drawn, VERIFIERS[verifier], merged=other or None, window=window)
+
+
+def full(name: str, head: str) -> str:
+    """The full name of a growth rule alone, which takes this head; other names as they are."""
+    kinds = {*RULES, *SHAPES, *(window.split()[0] for window in WINDOWS)}
+    return f"{head}:{name}" if name.split()[0] in kinds else name
+
+
+def trained() -> list[str]:
+    """Names of the trained heads that are there, variants as "variants/NAME"."""
+    return sorted(str(p.relative_to(heads.FOLDER).with_suffix("")) for p in heads.FOLDER.rglob("*.safetensors"))
+
+
+def draft_model(head: str, pair: models.Pair) -> DraftModel:
+    """A trained head or the pair's own draft model; "edd@1.3" is edd with its logits divided by 1.3."""
+    name, at, temperature = head.partition("@")
+    if name == "pair":
+        if pair.draft is None:
+            raise ValueError(f"the pair {pair.name} has no draft model of its own: name a trained head")
+        found = CausalLMDraft(pair.draft, vocabulary=pair.target.get_output_embeddings().weight.shape[0])
+    else:
+        found = head_drafts.load(name, pair.target)
+    return Tempered(found, float(temperature)) if at else found
+
+
+def build(made: Method, pair: models.Pair, loaded: DraftModel | None = None) -> Drafter:
+    """The drafter of a method of ours; loaded: its draft model, if it is there already."""
+    if made.alone:
+        return named(made.alone, pair)
+    own = drafter(made.rule, loaded or draft_model(made.head, pair), drawn=made.drawn)
+    return MergedDrafter(own, named(made.merged, pair)) if made.merged else own
+
+
+def rule(name: str) -> growth.Growth:
+    """A growth rule: one of SHAPES, or of RULES with its first settings: "pct 0.07,5,10"."""
+    if name in SHAPES:
+        return SHAPES[name]
+    kind, _, numbers = name.partition(" ")
+    if kind not in RULES:
+        raise ValueError(f"unknown growth rule {name!r}: those with settings are {', '.join(RULES)}")
+    try:
+        return RULES[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
+    except (ValueError, TypeError) as error:
+        settings = ", ".join(signature(RULES[kind]).parameters)
+        raise ValueError(
+            f"{name!r}: {kind} takes numbers with commas between, in the order of {settings}: {error}"
+        ) from error
+
+
+def drafter(name: str, draft_model: DraftModel, *, drawn: Drawn = Drawn.POINT) -> TreeDrafter | AdaptiveDrafter:
+    """A drafter with the growth rule of that name; "adaptive …" and "ongoing …" are salf with a learnt threshold."""
+    if name.startswith(("adaptive", "ongoing")):
+        if drawn is not Drawn.POINT:
+            raise ValueError(f"{name!r} stops by the values drawn: its tree must be POINT, not {drawn.name}")
+        return AdaptiveDrafter(draft_model, rule(name))
+    return TreeDrafter(draft_model, rule(name), drawn)
+
+
+def named(name: str, pair: models.Pair | None) -> Drafter:
+    """A drafter without a trained draft, by its name and settings; ValueError on those without sense.
+
+    "self_draft corpus=own": see ``corpus``; "retrieval store=own": see ``datastore``. pair: None only checks the name.
+    """
+    kind, *words = name.split()
+    if kind not in DRAFTERS:
+        raise ValueError(f"unknown drafter {kind!r}: known are {', '.join(DRAFTERS)}")
+    known = signature(DRAFTERS[kind]).parameters
+    settings: dict[str, object] = {}
+    for word in words:
+        setting, equals, text = word.partition("=")
+        if setting not in known or not equals:
+            raise ValueError(f"{name!r}: {word!r} is no setting of {kind}, which has {', '.join(sorted(known))}")
+        like = known[setting].default
+        try:
+            own = OWN.get(setting) if text == "own" else None
+            settings[setting] = (pair and own(pair)) if own else _read(text, like)
+        except (ValueError, KeyError) as error:
+            raise ValueError(
+                f"{name!r}: {word!r} should be {setting}={'own' if like is None else like!r} or so"
+            ) from error
+    return DRAFTERS[kind](**settings)
+
+
+def _read(text: str, like: object) -> object:
+    """A setting in the type of its default; KeyError or ValueError if it is none."""
+    return {"True": True, "False": False}[text] if isinstance(like, bool) else {int: int, str: str}[type(like)](text)
+
+
+def corpus(pair: models.Pair) -> Corpus:
+    """The own prompts, all but their answers, as Self-Draft's corpus: the authors' own is not shipped."""
+    return Corpus(pair.encode(text) for text in prompts.load("own")["text"])
+
+
+def datastore(pair: models.Pair) -> Datastore:
+    """What the embedded target wrote for the training of the heads, no evaluation prompt among it; once per process."""
+    if pair.name != models.EMBEDDED:
+        raise ValueError(f"the corpus was written by {models.EMBEDDED}: it says nothing about {pair.name}")
+    return _datastore()
+
+
+@cache
+def _datastore() -> Datastore:
+    return Datastore(training.tokens())
+
+
+OWN = {"corpus": corpus, "store": datastore}
