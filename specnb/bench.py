@@ -14,7 +14,7 @@ import sys
 
 import pandas as pd
 
-from specnb import assets, costs, heads, measures, methods, models, prompts, records, side_by_side, sweep
+from specnb import assets, costs, heads, measures, methods, models, packing, prompts, records, side_by_side, sweep
 from specnb.racing import choose, generate, peers, race, ratios, same_text
 from specnb.tree import Drawn
 
@@ -35,6 +35,10 @@ def cells(options: argparse.Namespace) -> list[dict]:
     models.dtype(options.dtype)
     if options.tokens < 1 or options.repetitions < 1 or min(options.temperatures) < 0:
         raise ValueError("--tokens and --repetitions must be at least 1, --temperatures at least 0")
+    if options.packed and (options.dtype != "bfloat16" or models.device().type != "cpu" or not packing.possible()):
+        raise ValueError(
+            f"--packed needs bfloat16 and a CPU with its kernels, this is {options.dtype} on {models.device()}"
+        )
     known = {name: methods.method(name) for name in options.methods}
     alone = [name for name, made in known.items() if made.head == "pair"]
     if alone and models.PAIRS.get(options.pair, (None, None))[1] is None:

@@ -189,6 +189,7 @@ def test_an_interrupted_race_goes_on(command, monkeypatch):
         (("--prompts", "nowhere"), "has the prompt 'nowhere'"),
         (("--pair", "magic"), "unknown pair 'magic': known are smollm2-135m, pythia-2.8b"),
         (("--dtype", "int3"), "unknown dtype 'int3'"),
+        (("--packed", "--dtype", "float32"), "--packed needs bfloat16 and a CPU with its kernels, this is float32 on"),
         (("--tokens", "0"), "--tokens and --repetitions must be at least 1"),
     ],
 )
