@@ -273,8 +273,8 @@ class Costs:
     def seconds(self, turns: Sequence[Turn]) -> float:
         """Time of a replayed run."""
         drafted = [size for turn in turns for size in turn.forwards]
-        target = float(_on(self.target, [turn.nodes for turn in turns]).sum())
-        return target + float(_on(self.draft, drafted).sum()) + self.other * len(turns)
+        target = float(interpolated(self.target, [turn.nodes for turn in turns]).sum())
+        return target + float(interpolated(self.draft, drafted).sum()) + self.other * len(turns)
 
 
 def _line(counts: Sequence[tuple[int, int]], seconds: Sequence[float]) -> dict[int, float]:
@@ -282,7 +282,7 @@ def _line(counts: Sequence[tuple[int, int]], seconds: Sequence[float]) -> dict[i
     return {0: float(each), 100: float(each + 100 * node)}
 
 
-def _on(curve: Mapping[int, float], sizes: Sequence[int]) -> np.ndarray:
+def interpolated(curve: Mapping[int, float], sizes: Sequence[int]) -> np.ndarray:
     """A curve at the given sizes: linear between its points, its last slope carried on beyond them."""
     x, y = np.array(sorted(curve), float), np.array([curve[k] for k in sorted(curve)])
     at = np.asarray(sizes, float)

@@ -20,10 +20,10 @@ ORDER = [
     "verifiers", "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "search",
     "drafters",
     "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "sweep", "methods",
-    "racing", "measures", "self_drafting", "side_by_side", "bench", "studies", "grids", "paired", "paper",
-    "tree_figure", "figures", "widgets", "explorers", "race", "growing",
+    "racing", "measures", "self_drafting", "side_by_side", "cost_model", "bench", "studies", "grids", "paired", "paper",
+    "tree_figure", "figures", "widgets", "explorers", "race", "growing", "whatif",
 ]  # fmt: skip
-WIDGETS = ("widgets", "explorers", "race", "growing")
+WIDGETS = ("widgets", "explorers", "race", "growing", "whatif")
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))
 MOST_LINES = 300
 

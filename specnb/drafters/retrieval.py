@@ -42,7 +42,8 @@ class Datastore:
         high = low + (1 << 16 * (KEY - len(context))) - 1
         start, end = self.keys.searchsorted(np.uint64(low)), self.keys.searchsorted(np.uint64(high), "right")
         places = self.order[start : end : 1 + int(end - start) // MOST]
-        following = self.tokens[places[places < len(self.tokens)]].tolist()
+        places = places[(places >= len(context)) & (places < len(self.tokens))]  # nothing stands before the first token
+        following = self.tokens[places].tolist()
         return Counter(following).most_common(TOP), len(following)
 
 
