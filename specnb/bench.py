@@ -47,50 +47,71 @@ def cells(options: argparse.Namespace) -> list[dict]:
     if drawn and (options.texts or 0 in options.temperatures):
         raise ValueError(f"{drawn[0]!r} draws its tree: that needs --temperatures above 0")
     ids = [one for name in options.prompts for one in prompts.chosen(name)]
-    common = {"pair": options.pair}
+    if twice := [name for name in (*options.methods, *ids) if (*options.methods, *ids).count(name) > 1]:
+        raise ValueError(f"{twice[0]!r} stands twice among --methods or --prompts: --repetitions repeats")
     if options.texts:
         ours = [name for name, made in known.items() if made.options is None]
+        if not ours or options.pair != models.EMBEDDED:
+            raise ValueError(
+                f"--texts compares drafters of ours on {models.EMBEDDED}, not of transformers or elsewhere"
+            )
         return [
-            {"method": name, "prompt": prompt, "length": options.tokens, **common, "positions": told}
+            {"method": name, "prompt": prompt, "length": options.tokens, "positions": told}
             for i, prompt in enumerate(ids)
             for name in ours
             for told in ((True, False) if i % 10 == 0 else (True,))
         ]
-    common |= {"dtype": options.dtype, "packed": options.packed, "whole": options.whole}
+    common = {"pair": options.pair, "dtype": options.dtype, "packed": options.packed, "whole": options.whole}
     return [
         {"method": name, "prompt": prompt, "temperature": heat, "length": options.tokens, "repetition": turn, **common}
         for heat in options.temperatures
         for turn in range(options.repetitions)
         for i, prompt in enumerate(ids)
-        for name in costs.rotated(options.methods, i)
+        for name in costs.shuffled(options.methods, i)
     ]
 
 
-def run(options: argparse.Namespace) -> pd.DataFrame:
-    """A race, or a comparison of texts, recorded as it goes; returns what is to be shown of it."""
+def run(options: argparse.Namespace) -> None:
+    """A race, or a comparison of texts, recorded as it goes, and shown; SystemExit at the end if a cell failed."""
     wanted = cells(options)
     named = {methods.method(name).head for name in options.methods} - {None, "pair"}
     named |= {"vdm"} if "assistant" in options.methods and options.pair == models.EMBEDDED else set()
     hashes = {name: assets.sha256(heads.FOLDER / f"{name.partition('@')[0]}.safetensors") for name in sorted(named)}
-    command = shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]])
-    records.add_run(f"{options.out}.json", command, pair=options.pair, dtype=options.dtype, head_sha256=hashes)
+    facts = {"pair": options.pair, "dtype": "float32" if options.texts else options.dtype, "head_sha256": hashes}
+    records.add_run(f"{options.out}.json", shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]]), **facts)
     one, results = side_by_side.measure, side_by_side.RESULTS
     if options.texts:
         one, results = side_by_side.same_greedy_text, measures.TEXT_RESULTS
     table = sweep.run(one, wanted, f"{options.out}.csv", results=results, retry=options.retry)
-    for _, row in table[table["status"] == "failed"].drop_duplicates("method").iterrows():
-        print(f"{row['method']} failed: {row['error']}", file=sys.stderr)
-    table = table[table["status"] == "ok"]
+    good = table[table["status"] == "ok"]
     if options.texts:
-        return table.groupby(["method", "positions"], sort=False)[["equal", "same"]].agg(["sum", "size"]).reset_index()
-    table = table.assign(**{"token/s": table["tokens"] / table["seconds"]})
-    return ratios(table, options.methods[0]).reset_index()
+        show(good.groupby(["method", "positions"], sort=False)[["equal", "same"]].agg(["sum", "size"]).reset_index())
+    for heat in () if options.texts else options.temperatures:
+        part = good[good["temperature"] == heat]
+        part = part.assign(**{"token/s": part["tokens"] / part["seconds"]})
+        baseline = next((name for name in options.methods if name in set(part["method"])), None)
+        if baseline is None:
+            continue
+        print(f"temperature {heat:g}, speed-ups over {baseline}:")
+        show(ratios(part, baseline).reset_index())
+    failed = table[table["status"] == "failed"].drop_duplicates("method").set_index("method")["error"]
+    if len(failed):
+        sys.exit("\n".join([f"{name} failed: {error}" for name, error in failed.items()] + ["--retry measures again"]))
 
 
-def price(options: argparse.Namespace) -> pd.DataFrame:
-    """What forwards, tree building, verification and sampled decoding cost; written in one piece."""
+def show(table: pd.DataFrame) -> None:
+    """Print a table."""
+    print(table.round(2).to_string(index=False))
+
+
+def price(options: argparse.Namespace) -> None:
+    """What forwards, tree building, verification and sampled decoding cost; written in one piece, and shown."""
+    known = {name: methods.method(name) for name in options.memory or ()}
+    if odd := [name for name, made in known.items() if made.options is not None or made.window]:
+        raise ValueError(f"--memory follows drafters of ours without a window, not {odd[0]!r}")
     pair = side_by_side.loaded(side_by_side.Setting(options.pair, options.dtype, options.packed))
-    ids = [pair.encode(prompts.text(one)) for name in options.prompts for one in prompts.chosen(name)]
+    names = [one for name in options.prompts for one in prompts.chosen(name)]
+    ids = [pair.encode(prompts.text(name)) for name in names]
     length, facts = (
         {"max_new_tokens": options.tokens},
         {"pair": options.pair, "dtype": options.dtype, "packed": options.packed},
@@ -108,12 +129,11 @@ def price(options: argparse.Namespace) -> pd.DataFrame:
         facts |= {"tree": "binary, 31 nodes", "new_tokens": options.tokens}
     elif options.sampled:
         frame = costs.sampled(pair, options.sampled, ids, **length)
-        frame[["task", "id"]] = [(prompts.domains([i])[0], i) for i in frame["prompt"]]
+        frame["prompt"] = [names[i] for i in frame["prompt"]]
     else:
-        made = {name: methods.build(methods.method(name), pair) for name in options.memory}
-        frame = costs.memory(pair, made, ids[0], **length)
+        frame = costs.memory(pair, {name: methods.build(made, pair) for name, made in known.items()}, ids[0], **length)
     records.write_table(options.out, frame, shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]]), **facts)
-    return frame
+    show(frame)
 
 
 def main() -> None:
@@ -144,7 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     options.methods = [methods.full(name, options.draft) for name in options.methods]
     prices = (options.heads, options.curves, options.building, options.verify, options.sampled, options.memory)
-    print((price if any(prices) else run)(options).round(2).to_string(index=False))
+    (price if any(prices) else run)(options)
 
 
 if __name__ == "__main__":

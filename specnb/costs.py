@@ -3,8 +3,10 @@
 ``python -m specnb.bench`` records these; they take turns, so that a slow minute of the machine hits all alike.
 """
 
+import ctypes
 import gc
 import os
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -42,6 +44,11 @@ def rotated(items: Sequence[T], by: int) -> list[T]:
     return [*items[by % len(items) :], *items[: by % len(items)]]
 
 
+def shuffled(items: Sequence[T], seed: int) -> list[T]:
+    """The items in an order of the seed's: methods take turns, so that none always follows another either."""
+    return random.Random(seed).sample(list(items), len(items))
+
+
 def now() -> float:
     """Seconds on the wall clock once the device's queue is empty."""
     if torch.cuda.is_available():
@@ -55,6 +62,8 @@ def resident() -> float:
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 1e6
     if os.access(FORGET, os.W_OK):
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what the allocator kept of earlier runs would hide this one
         Path(FORGET).write_text("5")  # Linux: the process' highest resident size starts anew
     return _status("VmRSS")
 
@@ -68,7 +77,7 @@ def _status(name: str) -> float:
     if not os.access(FORGET, os.W_OK):
         return float("nan")
     lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1e3
+    return float(next(line for line in lines if line.startswith(name)).split()[1]) * 1024 / 1e6
 
 
 def draft_costs(
@@ -236,6 +245,5 @@ def memory(
         for step in tqdm(steps(target, drafter, verifiers.greedy, prompt, **options), desc=name, disable=assets.QUIET):
             written += len(step.tokens)
             if written // every > (written - len(step.tokens)) // every:
-                gc.collect()
                 rows.append((name, written, resident(), target.cache.nbytes / 1e6))
     return pd.DataFrame(rows, columns=["method", "tokens", "resident", "cache"])

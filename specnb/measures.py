@@ -16,6 +16,7 @@ from specnb.decode import Generation, Step, decode
 from specnb.draft_models import DraftModel
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.growth import Growth
+from specnb.streaming import Window
 from specnb.target import Target
 
 LENGTHS = (100, 200, 300, 500, 1000)  # of DynaTree's sweep
@@ -87,14 +88,19 @@ def same_text(draft_name: str, rule: str, prompt: str, length: int, positions: b
     return compare_text(rule, methods.drafter(rule, draft(draft_name, "float32")), prompt, length, positions)
 
 
-def compare_text(name: str, drafter: Drafter, prompt: str, length: int, positions: bool) -> dict[str, object]:
+def compare_text(
+    name: str, drafter: Drafter, prompt: str, length: int, positions: bool, window: Window | None = None
+) -> dict[str, object]:
     """A drafter's greedy float32 text beside plain decoding's, by the near-tie rule.
 
-    positions: whether the target is told position ids.
+    positions: whether the target is told position ids. window: that of ``Target``.
     """
     with ALONE:
         model = pair("float32").target
-        target, options = (Target if positions else Unpositioned)(model), {"max_new_tokens": length, "eos": ()}
+        target, options = (
+            (Target if positions else Unpositioned)(model, window=window),
+            {"max_new_tokens": length, "eos": ()},
+        )
         texts = {
             "generate": lambda _: list(plain_text(prompt, length)),
             name: lambda ids: list(decode(target, drafter, verifiers.greedy, ids, **options).tokens),

@@ -93,6 +93,8 @@ class Method:
 
 def method(name: str) -> Method:
     """A method by its full name; ValueError on names and settings without sense, before anything is loaded."""
+    if not all(part.split() for part in name.split(" + ")):
+        raise ValueError(f"a method has no name: {name!r}")
     if name in THEIRS:
         return Method(name, {"prompt_lookup_num_tokens": 10} if name == "prompt lookup" else {})
     if name == "n-gram tree":
@@ -108,7 +110,12 @@ def method(name: str) -> Method:
         raise ValueError(f"unknown method {name!r}: known are {alone}, and HEAD:RULE with RULE of {rules}")
     head, verifier, drawn = found["head"], found["verifier"] or "by_draw", Drawn[(found["drawn"] or "point").upper()]
     window, rule = WINDOWS.get(found["rule"]), "linear" if found["rule"] in WINDOWS else found["rule"]
-    if head != "pair" and not (heads.FOLDER / f"{head.partition('@')[0]}.safetensors").exists():
+    bare, at, temperature = head.partition("@")
+    if at and not re.fullmatch(r"\d*\.?\d+", temperature):
+        raise ValueError(f"{name!r}: a head's temperature is a number, got {temperature!r}")
+    if rule.startswith("ongoing"):
+        raise ValueError(f"{name!r} goes on from text to text, methods begin anew: use adaptive")
+    if bare != "pair" and not (heads.FOLDER / f"{bare}.safetensors").exists():
         raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained())}")
     if verifier not in VERIFIERS:
         raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(VERIFIERS)}")
@@ -191,9 +198,11 @@ def named(name: str, pair: models.Pair | None) -> Drafter:
         if setting not in known or not equals:
             raise ValueError(f"{name!r}: {word!r} is no setting of {kind}, which has {', '.join(sorted(known))}")
         like = known[setting].default
+        if text == "own" and setting in OWN:
+            settings[setting] = pair and OWN[setting](pair)
+            continue
         try:
-            own = OWN.get(setting) if text == "own" else None
-            settings[setting] = (pair and own(pair)) if own else _read(text, like)
+            settings[setting] = _read(text, like)
         except (ValueError, KeyError) as error:
             raise ValueError(
                 f"{name!r}: {word!r} should be {setting}={'own' if like is None else like!r} or so"
@@ -207,7 +216,7 @@ def _read(text: str, like: object) -> object:
 
 
 def corpus(pair: models.Pair) -> Corpus:
-    """The own prompts, all but their answers, as Self-Draft's corpus: the authors' own is not shipped."""
+    """The own prompts, the one at hand among them, as Self-Draft's corpus: the authors' own is not shipped."""
     return Corpus(pair.encode(text) for text in prompts.load("own")["text"])
 
 

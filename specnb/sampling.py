@@ -51,10 +51,10 @@ class Warp:
 
 def likeliest(logits: Tensor) -> Tensor:
     """(..., V) logits → (...) int64, the token with the largest one (the first, if tied)."""
-    if logits.is_cuda:
+    if logits.device.type != "cpu":
         return logits.argmax(-1)
     wide = logits if logits.dtype.itemsize >= 4 else logits.float()
-    return torch.from_numpy(np.asarray(wide.numpy().argmax(-1)))  # ten times as fast as torch's on bfloat16
+    return torch.from_numpy(np.asarray(wide.detach().numpy().argmax(-1)))  # ten times as fast as torch's on bfloat16
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

@@ -90,6 +90,8 @@ def _run(
     drafter, verifier = methods.build(made, own, watched), made.verifier if heat else verifiers.greedy
     options = {"max_new_tokens": length, "temperature": heat, "seed": seed, **({"eos": ()} if whole else {})}
     done, drafted, frontiers = [], [], Counter()
+    if watched:
+        watched.take()  # what a run before this one has left, if it failed
     before, began = costs.resident(), costs.now()
     for step in steps(Target(own.target, window=made.window), drafter, verifier, ids, **options):
         seconds, sizes = watched.take() if watched else (0.0, [])
@@ -119,17 +121,19 @@ def _theirs(
     with _forwards(own.target) as target, _forwards(drafting) as draft:
         tokens, seconds = costs.timed(partial(method, ids))
     first, *later = target.seconds
+    trees = [target.sizes[0] - len(ids) + 1, *target.sizes[1:]]  # the first forward holds the prompt, too
     return {
         **dict.fromkeys(measures.DECODED, 0),
         "seconds": seconds,
         "tokens": len(tokens),
         "steps": len(target.sizes),
-        "nodes": sum(target.sizes[1:]) - len(later),
+        "nodes": sum(trees) - len(trees),
+        "depth": sum(trees) - len(trees),
         "prefill": first,
         "target": sum(later),
         "draft": sum(draft.seconds[1:]),
         "drafting": sum(draft.seconds[1:]),
-        "trees": _spelt(Counter([1, *target.sizes[1:]])),
+        "trees": _spelt(Counter(trees)),
         "frontiers": _spelt(Counter(draft.sizes[1:])),
         "peak": costs.peak() - before,
     }
@@ -161,8 +165,8 @@ def _spelt(sizes: Counter) -> str:
     return " ".join(f"{size}:{count}" for size, count in sorted(sizes.items()))
 
 
-def same_greedy_text(method: str, prompt: str, length: int, pair: str, positions: bool) -> dict[str, object]:
+def same_greedy_text(method: str, prompt: str, length: int, positions: bool) -> dict[str, object]:
     """The greedy float32 text of a method of ours beside plain decoding's: see ``measures.compare_text``."""
-    made, setting = methods.method(method), Setting(pair, "float32", False)
+    made, setting = methods.method(method), Setting(models.EMBEDDED, "float32", False)
     drafter = methods.build(made, loaded(setting), made.head and draft_model(made.head, setting))
-    return measures.compare_text(method, drafter, prompt, length, positions)
+    return measures.compare_text(method, drafter, prompt, length, positions, made.window)

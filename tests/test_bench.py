@@ -41,6 +41,9 @@ def test_a_method_is_what_its_name_says():
         ("edd:chain 3 swor nobody", "unknown verifier 'nobody': known are greedy"),
         ("edd:pct 0.06 swor", "Pct drops nodes by their value"),
         ("edd:chain 3 swor + ngram", "must be POINT, got SWOR"),
+        ("edd@hot:chain 3", "a head's temperature is a number, got 'hot'"),
+        ("edd:ongoing 6,3,0.8", "goes on from text to text, methods begin anew"),
+        ("edd:chain 3 + ", "a method has no name"),
         ("edd:chain 3 + ptd", "only ngram and retrieval can be merged"),
         ("edd:adaptive 6,3,0.8 + ngram", "only ngram and retrieval can be merged, into a tree of fixed settings"),
     ],
@@ -126,11 +129,22 @@ def test_a_race_counts_what_ran(command):
 
 
 @pytest.mark.model
-def test_greedy_texts_by_name_and_a_target_without_positions(command):
-    names = ["linear", "streaming 1024", "dynatree 3,2,0.1,20", "eagle2 20,4,4", "talf:kary 2,3 + ngram", "generate"]
+def test_greedy_texts_by_name_and_a_target_without_positions(command, monkeypatch):
+    monkeypatch.setitem(methods.WINDOWS, "streaming 256", Window(4, 20))
+    names = [
+        "linear",
+        "streaming 1024",
+        "streaming 256",
+        "dynatree 3,2,0.1,20",
+        "eagle2 20,4,4",
+        "talf:kary 2,3 + ngram",
+        "generate",
+    ]
     table = command("--texts", "--methods", *names, "--prompts", "rag-02", "--tokens", "16")
-    assert table.groupby("positions")["same"].all().to_dict() == {True: True, False: False}
-    assert len(table) == 10  # nothing to compare for generate itself
+    windowed = table["method"] == "vdm:streaming 256"
+    assert not table[windowed]["same"].any()  # something has been evicted
+    assert table[~windowed].groupby("positions")["same"].all().to_dict() == {True: True, False: False}
+    assert len(table) == 12  # nothing to compare for generate itself
 
 
 @pytest.mark.model
@@ -146,18 +160,20 @@ def test_assistant_is_the_trained_vdm(smollm2, command):
 
 
 @pytest.mark.model
-def test_a_method_that_fails_is_recorded_and_the_rest_goes_on(command, capsys):
+def test_a_method_that_fails_is_recorded_and_the_rest_goes_on(command, capsys, tmp_path):
     words = ("--methods", "generate", "vdm:kary 2,2 swor rrs", "n-gram tree", "--prompts", "rag-02", "rag-03")
     words += ("--tokens", "4", "--temperatures", "1")
-    table = command(*words)
+    with pytest.raises(SystemExit, match="swor rrs failed: ValueError: rrs is lossless for siblings drawn IID only"):
+        command(*words)
+    table = sweep.load(tmp_path / "out.csv")
     assert table.groupby("method")["status"].agg(list).to_dict() == {
         "generate": ["ok"] * 2,
         "n-gram tree": ["ok"] * 2,
         "vdm:kary 2,2 swor rrs": ["failed"] * 2,
     }
-    said = capsys.readouterr()
-    assert "vdm:kary 2,2 swor rrs failed: ValueError: rrs is lossless for siblings drawn IID only" in said.err
-    assert "n-gram tree" in said.out
+    said = capsys.readouterr().out
+    assert "temperature 1, speed-ups over generate" in said
+    assert "n-gram tree" in said
 
 
 @pytest.mark.model
@@ -186,6 +202,9 @@ def test_an_interrupted_race_goes_on(command, monkeypatch):
         (("--methods", "magic"), "unknown method 'magic'"),
         (("--methods", "pair:chain 3"), "smollm2-135m has no draft model of its own"),
         (("--methods", "vdm:chain 3 iid"), "draws its tree: that needs --temperatures above 0"),
+        (("--methods", "generate", "generate"), "'generate' stands twice"),
+        (("--texts", "--methods", "generate"), "--texts compares drafters of ours"),
+        (("--memory", "generate"), "--memory follows drafters of ours without a window, not 'generate'"),
         (("--prompts", "nowhere"), "has the prompt 'nowhere'"),
         (("--pair", "magic"), "unknown pair 'magic': known are smollm2-135m, pythia-2.8b"),
         (("--dtype", "int3"), "unknown dtype 'int3'"),

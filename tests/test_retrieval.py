@@ -145,13 +145,13 @@ def small_law(prefix):
     return SMALL(torch.tensor([[0, 1, 2, 0, *prefix]])).logits[0, -1].softmax(-1)
 
 
-def test_sampling_is_exact_and_a_store_that_knows_the_future_is_caught():
+def test_sampling_is_exact_and_an_impatient_verifier_is_caught():
     store = Datastore(np.array([0, 1, 2, 0, 2, 1, 0, 0, 2]))
     right = engine_law(Target(SMALL), RetrievalDrafter(store, budget=4, depth=3), verifiers.one_hot, [0, 1, 2, 0], 3)
     assert total_variation(right, joint(small_law, 3)) < 1e-12
 
-    class Greedy(RetrievalDrafter):
-        """A broken rule: candidates in the order that this step's own coin prefers."""
+    class Moody(RetrievalDrafter):
+        """Tosses a coin of its own whether to draft at all."""
 
         def propose(self, coins, max_depth):
             draft = super().propose(coins, max_depth)
@@ -162,8 +162,8 @@ def test_sampling_is_exact_and_a_store_that_knows_the_future_is_caught():
         child = draft.candidates[0][0] if draft.candidates[0] else None
         return verifiers.Verdict((child,), coins.choose(p[child])) if child else verifiers.one_hot(draft, p, coins)
 
-    allowed = engine_law(Target(SMALL), Greedy(store, budget=4, depth=3), verifiers.one_hot, [0, 1, 2, 0], 3)
-    assert total_variation(allowed, joint(small_law, 3)) < 1e-12  # coins of the drafter's own are no harm
+    allowed = engine_law(Target(SMALL), Moody(store, budget=4, depth=3), verifiers.one_hot, [0, 1, 2, 0], 3)
+    assert total_variation(allowed, joint(small_law, 3)) < 1e-12  # coins for drafting are no harm
     wrong = engine_law(Target(SMALL), RetrievalDrafter(store, budget=4), impatient, [0, 1, 2, 0], 3)
     assert total_variation(wrong, joint(small_law, 3)) > 0.01
 

@@ -21,7 +21,8 @@ TOP = 8  # continuations of a context that are kept
 class Datastore:
     """Texts as one run of tokens, sorted by what precedes each place: any context of up to 4 tokens is one range.
 
-    tokens: (n,) integers below 65,536. Memory: 18 bytes a token; a lookup is two binary searches.
+    tokens: (n,) integers below 65,536; where several texts stand behind each other, contexts reach across their ends.
+    Memory: 18 bytes a token; a lookup is two binary searches.
     Raises ValueError on token ids that do not fit.
     """
 
@@ -34,14 +35,13 @@ class Datastore:
             keys[back:] |= self.tokens[: len(tokens) - back].astype(np.uint64) << np.uint64(16 * (KEY - 1 - back))
         self.order = np.argsort(keys, kind="stable")
         self.keys, self.order = keys[self.order], self.order + 1  # places of what comes next
-        self.counts = lru_cache(maxsize=5_000)(self._counts)
 
-    def _counts(self, context: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:
+    def counts(self, context: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:
         """(token, count) of what most often followed up to 4 tokens, the commonest first, and the number of places."""
         low = sum(token << 16 * (KEY - 1 - back) for back, token in enumerate(reversed(context)))
         high = low + (1 << 16 * (KEY - len(context))) - 1
         start, end = self.keys.searchsorted(np.uint64(low)), self.keys.searchsorted(np.uint64(high), "right")
-        places = self.order[start : end : 1 + int(end - start) // MOST]
+        places = self.order[start : end : max(1, -(-int(end - start) // MOST))]
         places = places[(places >= len(context)) & (places < len(self.tokens))]  # nothing stands before the first token
         following = self.tokens[places].tolist()
         return Counter(following).most_common(TOP), len(following)
@@ -75,6 +75,7 @@ class RetrievalDrafter:
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
         self.text: list[int] = []
         self.after: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self.stored = lru_cache(maxsize=5_000)(self.store.counts) if self.store else None  # of this text alone
         self._read(prefix)
 
     def _read(self, tokens: Sequence[int]) -> None:
@@ -87,7 +88,7 @@ class RetrievalDrafter:
         """token → probability after a context; sums to at most one: what is never seen has nothing."""
         law, left = defaultdict(float), 1.0
         for n in range(len(context), 0, -1):
-            stored, places = self.store.counts(context[-n:]) if self.store and n <= KEY else ([], 0)
+            stored, places = self.stored(context[-n:]) if self.stored and n <= KEY else ([], 0)
             own = self.after.get(context[-n:], {})
             total = places + self.weight * sum(own.values())
             if total:
