@@ -27,7 +27,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 
 test: lint fetch                # ruff, pytest, and every notebook's saved output against a fresh run
-	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal
+	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(NB)
 
 train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a tiny corpus (part of make test)
