@@ -291,7 +291,7 @@ def test_a_tempered_draft_ranks_alike_and_promises_less():
 
 @pytest.mark.model
 def test_text_is_generates(smollm2):
-    """The near-tie rule on own prompts × 32 tokens (64 in the full profile), for the n-gram tree and for the target as its own draft."""
+    """The near-tie rule on own prompts × 32 tokens (full: 64), for the n-gram tree and the target as its own draft."""
     chosen = bench.choose("own", 10 if FULL else 1)
     ids = [smollm2.encode(text) for text in chosen["text"]]
     methods = bench.peers(smollm2, max_new_tokens=64 if FULL else 32, self_draft=True)
