@@ -9,24 +9,18 @@ on where it stopped, a method that fails is recorded as failed and the rest goes
 """
 
 import argparse
-import shlex
 import sys
 
 import pandas as pd
 
 from specnb import assets, costs, heads, measures, methods, models, packing, prompts, records, side_by_side, sweep
-from specnb.racing import choose, generate, peers, race, ratios, same_text
+from specnb.prompts import choose
+from specnb.racing import generate, load, peers, race, ratios, same_text
 from specnb.tree import Drawn
 
 __all__ = ["choose", "generate", "load", "peers", "race", "ratios", "same_text"]
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes at which cost curves are measured
 DEFAULT = ("generate", "prompt lookup", "assistant", "n-gram tree")
-
-
-def load(name: str) -> pd.DataFrame:
-    """A recorded race (data/results/NAME.csv, or a path without suffix) with the columns domain and token/s."""
-    table = sweep.load(assets.DATA / "results" / f"{name}.csv")
-    return table.assign(domain=prompts.domains(table["prompt"]), **{"token/s": table["tokens"] / table["seconds"]})
 
 
 def cells(options: argparse.Namespace) -> list[dict]:
@@ -78,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
     named |= {"vdm"} if "assistant" in options.methods and options.pair == models.EMBEDDED else set()
     hashes = {name: assets.sha256(heads.FOLDER / f"{name.partition('@')[0]}.safetensors") for name in sorted(named)}
     facts = {"pair": options.pair, "dtype": "float32" if options.texts else options.dtype, "head_sha256": hashes}
-    records.add_run(f"{options.out}.json", shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]]), **facts)
+    records.add_run(f"{options.out}.json", records.command("specnb.bench"), **facts)
     one, results = side_by_side.measure, side_by_side.RESULTS
     if options.texts:
         one, results = side_by_side.same_greedy_text, measures.TEXT_RESULTS
@@ -112,12 +106,11 @@ def price(options: argparse.Namespace) -> None:
     pair = side_by_side.loaded(side_by_side.Setting(options.pair, options.dtype, options.packed))
     names = [one for name in options.prompts for one in prompts.chosen(name)]
     ids = [pair.encode(prompts.text(name)) for name in names]
-    length, facts = (
-        {"max_new_tokens": options.tokens},
-        {"pair": options.pair, "dtype": options.dtype, "packed": options.packed},
-    )
+    length = {"max_new_tokens": options.tokens}
+    facts = {"pair": options.pair, "dtype": options.dtype, "packed": options.packed}
     if options.heads:
-        frame, facts = costs.draft_costs(pair, options.heads), {**facts, "frontier": 8, "prefix": 200}
+        frame = costs.draft_costs(pair, options.heads)
+        facts |= {"frontier": 8, "prefix": 200}
     elif options.curves:
         frame = costs.cost_curves(pair, options.curves, sizes=SIZES, prefix=options.prefix)
         facts |= {"prefix": options.prefix}
@@ -132,7 +125,7 @@ def price(options: argparse.Namespace) -> None:
         frame["prompt"] = [names[i] for i in frame["prompt"]]
     else:
         frame = costs.memory(pair, {name: methods.build(made, pair) for name, made in known.items()}, ids[0], **length)
-    records.write_table(options.out, frame, shlex.join(["python", "-m", "specnb.bench", *sys.argv[1:]]), **facts)
+    records.write_table(options.out, frame, records.command("specnb.bench"), **facts)
     show(frame)
 
 

@@ -33,19 +33,16 @@ def predicted(race: pd.DataFrame, target: Curve, drafts: Mapping[str, Curve], *,
     A run costs its counted forwards by the curves and nothing else: what is measured beyond that is the loop, and that
     forwards were slower than on the curves. prefill: add what generate's first forward took to every run.
     """
-    first = race[race["method"] == "generate"].set_index("prompt")["prefill"] * prefill
-    found = race.assign(
-        **{
-            "target s": [forwards(spelt, target) for spelt in race["trees"]],
-            "draft s": [
-                forwards(row["frontiers"], drafts[head_of(row["method"])]) if head_of(row["method"]) else 0.0
-                for _, row in race.iterrows()
-            ],
-        }
-    )
-    rate = found["tokens"] / (found["target s"] + found["draft s"] + found["prompt"].map(first))
-    plain = rate[found["method"] == "generate"].set_axis(found.loc[found["method"] == "generate", "prompt"])
-    return found.assign(predicted=rate / found["prompt"].map(plain).to_numpy())
+    plain, heads = race["method"] == "generate", {name: head_of(name) for name in race["method"].unique()}
+    drafted = [
+        forwards(spelt, drafts[heads[name]]) if heads[name] else 0.0
+        for name, spelt in zip(race["method"], race["frontiers"], strict=True)
+    ]
+    found = race.assign(**{"target s": [forwards(spelt, target) for spelt in race["trees"]], "draft s": drafted})
+    first = race[plain].set_index("prompt")["prefill"] * prefill
+    rate = found["tokens"] / (found["target s"] + found["draft s"] + race["prompt"].map(first))
+    baseline = rate[plain].set_axis(race.loc[plain, "prompt"])
+    return found.assign(predicted=rate / race["prompt"].map(baseline))
 
 
 def ideal(race: pd.DataFrame) -> pd.DataFrame:

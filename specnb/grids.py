@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -209,7 +208,7 @@ def run_self_texts(options: argparse.Namespace, executor: Executor | None) -> pd
 
 def record(options: argparse.Namespace, drafts: Sequence[str] | None = None, **facts) -> None:
     """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and each head by its hash."""
-    command = shlex.join(["python", "-m", "specnb.grids", *sys.argv[1:]])
+    command = records.command("specnb.grids")
     drafts = [options.draft] if drafts is None else drafts
     hashes = {name: assets.sha256(_file(name, "safetensors")) for name in drafts}
     records.add_run(f"{options.out}.json", command, head_sha256=hashes, **facts)

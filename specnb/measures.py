@@ -161,7 +161,7 @@ def decoded(draft_name: str, rule: str, prompt: str, temperature: float, length:
 
 def plain_run(prompt: str, temperature: float, length: int, seed: int = 0) -> tuple[tuple[int, ...], dict[str, float]]:
     """The text of transformers' generate, greedy or sampled, and its times in the form of ``timed_run``."""
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    sampling = racing.sampling(temperature)
     with ALONE:
         ids = encoded(prompt, "bfloat16")
         one, method = (generate("bfloat16", n, **sampling) for n in (1, length))

@@ -12,7 +12,7 @@ drafters without a trained draft, with settings
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 
@@ -77,7 +77,7 @@ class Method:
     """A method as its name says it. options: those of transformers' generate (None: it is a drafter of ours).
 
     head: the trained head, or "pair" for the pair's own draft model. alone: a drafter that needs none, by name and
-    settings. merged: n-grams that go into the head's tree. verifier: at temperature > 0; greedy otherwise.
+    settings. merged: what is looked up and goes into the head's tree. verifier: at temperature > 0; greedy otherwise.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Method:
     head: str | None = None
     rule: str | None = None
     drawn: Drawn = Drawn.POINT
-    verifier: Verifier = field(default=verifiers.by_draw)
+    verifier: Verifier = verifiers.by_draw
     alone: str | None = None
     merged: str | None = None
     window: Window | None = None
@@ -215,8 +215,9 @@ def _read(text: str, like: object) -> object:
     return {"True": True, "False": False}[text] if isinstance(like, bool) else {int: int, str: str}[type(like)](text)
 
 
+@cache
 def corpus(pair: models.Pair) -> Corpus:
-    """The own prompts, the one at hand among them, as Self-Draft's corpus: the authors' own is not shipped."""
+    """The own prompts, the one at hand among them, as Self-Draft's corpus: the authors' own is not shipped. Kept."""
     return Corpus(pair.encode(text) for text in prompts.load("own")["text"])
 
 

@@ -8,8 +8,6 @@ python -m specnb.paired --drafts vdm eagle --out data/results/traversal_trees
 """
 
 import argparse
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -150,7 +148,7 @@ def main() -> None:
     task = dict(zip(chosen["id"], chosen["task"], strict=True))
     cells = [{**cell, "task": task[cell["prompt"]], "tokens": options.tokens} for cell in grid]
     sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS, retry=options.retry)
-    command = shlex.join(["python", "-m", "specnb.paired", *sys.argv[1:]])
+    command = records.command("specnb.paired")
     records.add_run(f"{options.out}.json", command, pair=measures.pair("bfloat16").name, dtype="bfloat16")
 
 

@@ -56,12 +56,17 @@ def load(name: str) -> pd.DataFrame:
     return SETS[name]()
 
 
+def choose(name: str, count: int | None = None) -> pd.DataFrame:
+    """The first prompts of a set: count of each task (of each domain, for the own set); all without a count."""
+    return load(name).groupby("task", sort=False).head(count)
+
+
 def chosen(name: str) -> list[str]:
     """Ids of prompts: all of a set for "own", the first four of each task for "own:4", of one domain for
     "translation:4", or the id itself. ValueError on anything else."""
     kind, _, count = name.partition(":")
     if kind in SETS:
-        return load(kind).groupby("task", sort=False).head(int(count) if count else None)["id"].tolist()
+        return choose(kind, int(count) if count else None)["id"].tolist()
     if kind in DOMAINS:
         return own().query("task == @kind")["id"].tolist()[: int(count) if count else None]
     text(name)  # ValueError if there is no such prompt

@@ -12,7 +12,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from specnb import assets, costs, growth, models, verifiers
+from specnb import assets, costs, growth, models, sweep, verifiers
 from specnb import prompts as prompt_sets
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
@@ -34,6 +34,11 @@ def generate(model: PreTrainedModel, *, max_new_tokens: int, **options) -> Metho
         return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
 
     return run
+
+
+def sampling(temperature: float) -> dict[str, object]:
+    """The options of ``generate`` for this temperature and no other warp; none for greedy decoding."""
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
 
 
 def speculative(model: PreTrainedModel, drafter: Drafter, verifier: Verifier, **options) -> Method:
@@ -79,6 +84,12 @@ def ratios(frame: pd.DataFrame, baseline: str) -> pd.DataFrame:
     ).loc[frame["method"].drop_duplicates()]
 
 
+def load(name: str) -> pd.DataFrame:
+    """A recorded race (data/results/NAME.csv, or an absolute path without suffix) with domain and token/s."""
+    table = sweep.load(assets.DATA / "results" / f"{name}.csv")
+    return table.assign(domain=prompt_sets.domains(table["prompt"]), **{"token/s": table["tokens"] / table["seconds"]})
+
+
 def same_text(model: PreTrainedModel, methods: Mapping[str, Method], prompts: Sequence[list[int]]) -> pd.DataFrame:
     """Compare every method's greedy text with the first method's, by the near-tie rule.
 
@@ -101,11 +112,6 @@ def same_text(model: PreTrainedModel, methods: Mapping[str, Method], prompts: Se
 def _gap(model: PreTrainedModel, tokens: list[int]) -> float:
     top = model(torch.tensor([tokens], device=model.device)).logits[0, -1].float().topk(2).values
     return float(top[0] - top[1])
-
-
-def choose(name: str, count: int | None = None) -> pd.DataFrame:
-    """The first prompts of a set: count of each task (of each domain, for the own set); all without a count."""
-    return prompt_sets.load(name).groupby("task", sort=False).head(count)
 
 
 def peers(pair: models.Pair, *, max_new_tokens: int, self_draft: bool = False) -> dict[str, Method]:

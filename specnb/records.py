@@ -4,6 +4,8 @@ import io
 import json
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Mapping
 from datetime import date
 from importlib.metadata import version
@@ -12,6 +14,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+
+
+def command(module: str) -> str:
+    """The command line that runs now, as a reader would type it: python -m MODULE and its arguments."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def provenance(command: str) -> dict[str, str]:

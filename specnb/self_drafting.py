@@ -10,7 +10,7 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from specnb import assets, costs, growth, measures, methods, metrics, prompts, sweep, verifiers
+from specnb import costs, growth, measures, methods, metrics, racing, verifiers
 from specnb.drafters import Drafter, ProgressiveDrafter, SelfDrafter, TreeDrafter
 from specnb.tree import Draft, Drawn
 
@@ -141,12 +141,10 @@ def load(name: str) -> pd.DataFrame:
 
     Raises ValueError if a cell failed: a mean over the rest would hide it.
     """
-    table = sweep.load(assets.DATA / "results" / f"{name}.csv")
+    table = racing.load(name)
     if failed := int((table["status"] != "ok").sum()):
         raise ValueError(f"{failed} cells of {name} failed: measure them again with --retry")
-    domain = prompts.domains(table["prompt"])
-    table["method"] = table["method"].replace(NAMES)
-    return table.assign(domain=domain, **{"token/s": table["tokens"] / table["seconds"]})
+    return table.assign(method=table["method"].replace(NAMES))
 
 
 def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from specnb import costs, heads, measures, methods, models, packing, prompts, verifiers
 from specnb.decode import steps
-from specnb.racing import generate
+from specnb.racing import generate, sampling
 from specnb.target import Target
 
 RESULTS = (*measures.DECODED, "drafting", "trees", "frontiers", "peak")
@@ -111,8 +111,7 @@ def _theirs(
     made: methods.Method, setting: Setting, ids: list[int], heat: float, length: int, seed: int, whole: bool
 ) -> dict[str, object]:
     own = loaded(setting)
-    options = {**made.options, **({"eos_token_id": len(own.tokenizer)} if whole else {})}
-    options |= {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0} if heat else {}
+    options = {**made.options, **sampling(heat), **({"eos_token_id": len(own.tokenizer)} if whole else {})}
     drafting = assistant(setting) if made.name == "assistant" else None
     options |= {"assistant_model": drafting} if drafting else {}
     method = generate(own.target, max_new_tokens=length, **options)

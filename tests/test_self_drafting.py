@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import llama
 
-from specnb import growing, methods, metrics, self_drafting, verifiers
+from specnb import growing, methods, metrics, racing, self_drafting, verifiers
 from specnb.broken import Unpositioned
 from specnb.decode import PlainDrafter, decode
 from specnb.drafters import Corpus, LookaheadDrafter, ProgressiveDrafter, SelfDrafter, pools, ptd
@@ -598,7 +598,7 @@ def test_resemblance_is_full_for_the_same_texts_and_nothing_for_strangers():
 
 
 def test_reading_what_was_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(self_drafting.assets, "DATA", tmp_path)
+    monkeypatch.setattr(racing.assets, "DATA", tmp_path)
     (tmp_path / "results").mkdir()
     rows = [("a", "plain", 1.0), ("a", "ptd chained=False", 2.0), ("b", "plain", 2.0), ("b", "ptd chained=False", 6.0)]
     table = pd.DataFrame(rows, columns=["prompt", "method", "tokens"])

@@ -8,12 +8,10 @@ python -m specnb.training report             agreement and τ of every trained h
 """
 
 import argparse
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from specnb import heads, models
+from specnb import heads, models, records
 from specnb.training import corpus, loop, runs, writing
 
 
@@ -41,7 +39,7 @@ def main() -> None:
     ranks.add_argument("--heads", type=Path, default=heads.FOLDER)
     ranks.add_argument("--every", type=int, default=3, help="one in so many held-out texts")
     options = parser.parse_args()
-    command = shlex.join(["python", "-m", "specnb.training", *sys.argv[1:]])
+    command = records.command("specnb.training")
     pair = models.load_pair(dtype="bfloat16")
     if options.what == "corpus":
         pair.target.set_attn_implementation("specnb_grouped")
