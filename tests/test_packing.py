@@ -5,7 +5,7 @@ import torch
 from tiny import llama
 from torch import nn
 
-from specnb import head_drafts, heads, models, packing
+from specnb import head_drafts, heads, models, packing, records
 from specnb.target import Target
 from specnb.tree import TokenTree
 
@@ -63,3 +63,14 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
     monkeypatch.setattr(packing, "possible", lambda: False)
     with pytest.raises(ValueError, match="no bfloat16 matrix kernels"):
         packing.pack(llama(0).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("kernels", "word"), [(True, "with bfloat16"), (False, "without bfloat16")])
+def test_provenance_names_the_processor_and_its_kernels(kernels, word, monkeypatch, tmp_path):
+    monkeypatch.setattr(packing, "possible", lambda: kernels)
+    monkeypatch.setattr(records, "CPU", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n\nmodel name\t: Some CPU\n")
+    found = records.provenance("none")["processor"]
+    assert found == f"Some CPU @ 3 GHz, {torch.backends.cpu.get_cpu_capability()} {word}"
+    (tmp_path / "cpuinfo").unlink()
+    assert records.provenance("none")["processor"].endswith(word)

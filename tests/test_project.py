@@ -16,7 +16,7 @@ from specnb import assets
 ROOT = assets.ROOT
 # Each module imports only modules to its left.
 ORDER = [
-    "assets", "records", "packing", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling",
+    "assets", "packing", "records", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling",
     "verifiers", "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "search",
     "drafters",
     "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "sweep", "methods",
