@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from specnb import broken, growth, traversal, verifiers
-from specnb.decode import decode
+from specnb.decode import steps
 from specnb.drafters import TreeDrafter
 from specnb.search import Salf
 from specnb.target import Scores, Target
@@ -96,9 +96,13 @@ def p_value(setting, verifier, draws, shape=SHAPE, size=None, drawn=Drawn.SWOR):
     counts = Counter()
     accepted = 0
     for seed in range(draws):
-        out = decode(target, drafter, verifier, prompt, max_new_tokens=3, temperature=1.0, seed=seed, eos=())
-        counts[out.tokens[:2]] += 1
-        accepted += len(out.steps[0].verdict.path)
+        text = []
+        for step in steps(target, drafter, verifier, prompt, max_new_tokens=3, temperature=1.0, seed=seed, eos=()):
+            accepted += 0 if text else len(step.verdict.path)
+            text += step.tokens
+            if len(text) > 1:
+                break
+        counts[tuple(text[:2])] += 1
     assert 0.2 * draws < accepted < 1.8 * draws  # the draft is neither useless nor perfect
     observed = [counts[outcome] for outcome in expected]
     law = [draws * probability for probability in expected.values()]
