@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: lab test train-smoke figures screens fetch lint clean
+.PHONY: lab test train-smoke figures fetch lint clean
 .DEFAULT_GOAL := lab
 
 $(VENV)/.ready: pyproject.toml
@@ -35,9 +35,6 @@ train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a 
 
 figures: fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
 	$(PARALLEL) $(BIN)/python tests/run_notebooks.py $(NB)
-
-screens: fetch                  # a browser's picture of every widget, into figures/screens
-	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/test_browser.py -rs -k every_control
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

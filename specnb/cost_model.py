@@ -48,7 +48,7 @@ def predicted(race: pd.DataFrame, target: Curve, drafts: Mapping[str, Curve], *,
 def ideal(race: pd.DataFrame) -> pd.DataFrame:
     """Per method: τ, draft/target cost of a step, the ideal τ / (1 + that), and what share of it was reached.
 
-    Means over prompts; the speed is that behind the first step, whose prefill is no matter of drafting, against
+    Medians over prompts; the speed is that behind the first step, whose prefill is no matter of drafting, against
     generate's. A step's target cost is generate's forward for one token: larger trees are part of what is lost.
     """
     later = race.assign(
@@ -65,7 +65,7 @@ def ideal(race: pd.DataFrame) -> pd.DataFrame:
     cost = wide["draft"].div(wide["each"]["generate"], axis=0)
     best = wide["tau"] / (1 + cost)
     table = {"tau": wide["tau"], "draft/target": cost, "ideal": best, "speed-up": speed, "reached": speed / best}
-    return pd.DataFrame({name: values.mean() for name, values in table.items()})
+    return pd.DataFrame({name: values.median() for name, values in table.items()})
 
 
 def roofline(parameters: float, bandwidth: float, operations: float, *, bytes_each: int = 2) -> dict[int, float]:

@@ -46,7 +46,7 @@ def whatif_explorer(race: pd.DataFrame, labels: Mapping[str, str]) -> ipywidgets
     slider = {"continuous_update": False, "style": {"description_width": "11em"}, "layout": {"width": "32em"}}
     draft = ipywidgets.FloatSlider(0.1, min=0, max=0.6, step=0.02, description="a draft forward costs", **slider)
     node = ipywidgets.FloatSlider(
-        0.01, min=0, max=0.05, step=0.002, readout_format=".3f", description="a node more costs", **slider
+        0.015, min=0, max=0.3, step=0.005, readout_format=".3f", description="a node more costs", **slider
     )
     image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
 

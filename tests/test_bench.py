@@ -133,7 +133,7 @@ def test_a_race_counts_what_ran(command):
 def test_greedy_texts_by_name_and_a_target_without_positions(command, monkeypatch):
     monkeypatch.setitem(methods.WINDOWS, "streaming 256", Window(4, 20))
     names = ["streaming 1024", "streaming 256", "eagle2 20,4,4", "talf:kary 2,3 + ngram", "generate"]
-    table = command("--texts", "--methods", *names, "--prompts", "rag-02", "--tokens", "12")
+    table = command("--texts", "--methods", *names, "--prompts", "conversation-02", "--tokens", "12")
     windowed = table["method"] == "vdm:streaming 256"
     assert not table[windowed]["same"].any()  # something has been evicted
     assert table[~windowed].groupby("positions")["same"].all().to_dict() == {True: True, False: False}

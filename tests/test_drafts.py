@@ -48,8 +48,8 @@ def test_text_is_the_targets_and_drafting_is_as_trained(name, smollm2):
     for i, ids in enumerate(map(smollm2.encode, texts)):
         compared = Compared(head_drafts.draft_model(*parts), parts, model)
         shape = growth.chain(4) if i else growth.kary(2, 2)
-        generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=16)
-        plain = model.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
+        generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=12)
+        plain = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
         ours = list(generation.tokens)
         if ours != plain:
             at = next(k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b)
