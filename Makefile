@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: lab test train-smoke figures fetch lint clean
+.PHONY: lab test train-smoke figures screens fetch lint clean
 .DEFAULT_GOAL := lab
 
 $(VENV)/.ready: pyproject.toml
@@ -27,7 +27,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 
 test: lint fetch                # ruff, pytest, and every notebook's saved output against a fresh run
-	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal --durations 12
+	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal --durations 12 -rs
 	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(NB)
 
 train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a tiny corpus (part of make test)
@@ -35,6 +35,9 @@ train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a 
 
 figures: fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
 	$(PARALLEL) $(BIN)/python tests/run_notebooks.py $(NB)
+
+screens: fetch                  # a browser's picture of every widget, into figures/screens
+	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/test_browser.py -rs -k every_control -n $(JOBS) --dist worksteal
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache
