@@ -60,12 +60,12 @@ def render_law(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> bytes:
     found = numbers(p, q, shape)
     with plt.rc_context(figures.STYLE):
         figure = Figure(figsize=(10, 4.2), dpi=100)
-        ax = figure.add_axes((0.07, 0.12, 0.36, 0.74))
+        ax = figure.add_axes((0.07, 0.18, 0.36, 0.68))
         for shift, (name, weights) in zip((-0.2, 0.2), (("p", p), ("q", q)), strict=True):
             ax.bar(np.arange(len(weights)) + shift, np.array(weights) / sum(weights), 0.4, **figures.look(name))
         ax.set(xticks=range(len(p)), xticklabels=LETTERS[: len(p)], ylim=(0, 1.02), ylabel="probability")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2)
-        side = figure.add_axes((0.66, 0.24, 0.3, 0.6))
+        side = figure.add_axes((0.66, 0.28, 0.3, 0.56))
         names, depth = list(found), max(len(path) for path in SHAPES[shape].paths)
         lengths = [found[name]["accepted"] for name in names]
         side.barh(names, lengths, color=[COLOURS["accepted"], COLOURS["bonus"], COLOURS["recovered"]][: len(names)])
@@ -94,7 +94,9 @@ def law_explorer() -> ipywidgets.VBox:
         ]
         for name, values in start.items()
     }
-    shape = ipywidgets.Dropdown(options=list(SHAPES), value="uneven: two, two below the first", description="tree")
+    shape = ipywidgets.Dropdown(
+        options=list(SHAPES), value="uneven: two, two below the first", description="tree", layout={"width": "26em"}
+    )
     image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
 
     def redraw(change=None):
@@ -116,11 +118,11 @@ def law_explorer() -> ipywidgets.VBox:
 def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: Growth) -> tuple[bytes, str]:
     """PNG of what a growth rule makes of a recorded tree, and its size in words. labels: one text per node."""
     nodes, frontiers = replay.regrow(tree, scores, rule, max_depth=len(tree))
-    texts = figures.scored_labels(labels, scores, nodes)
+    texts, notes = [labels[node] for node in nodes], figures.score_notes(scores, nodes)
     with plt.rc_context(figures.STYLE):
-        figure = Figure(figsize=(10, 5), dpi=100)
+        figure = Figure(figsize=(11, 5.4), dpi=100)
         ax = figure.add_axes((0, 0, 1, 1))
-        figures.draw_tree(figures.tree_table(Draft(tree.keep(nodes)), labels=texts), ax=ax)
+        figures.draw_tree(figures.tree_table(Draft(tree.keep(nodes)), labels=texts), ax=ax, notes=notes)
         picture = figures.png(figure)
     covers = float(scores[nodes][1:].sum())
     gain = (
@@ -197,7 +199,9 @@ def reliability_explorer(chains: pd.DataFrame) -> ipywidgets.VBox:
     accepted; "path": everywhere), bins, equal, depth (the deepest shown), image, readout.
     """
     controls = {
-        "of": ipywidgets.ToggleButtons(options=["token", "path"], description="of a"),
+        "of": ipywidgets.ToggleButtons(
+            options=["token", "path"], description="of a", style={"button_width": "5em"}, layout={"width": "22em"}
+        ),
         "bins": ipywidgets.IntSlider(10, min=2, max=30, description="bins"),
         "equal": ipywidgets.Dropdown(options=["width", "count"], description="equal"),
         "depth": ipywidgets.IntSlider(int(chains["depth"].max()), min=1, max=int(chains["depth"].max())),
@@ -232,12 +236,14 @@ def render_sweep(table: pd.DataFrame, axes: Sequence[str], value: str, at: Seque
     with plt.rc_context(figures.STYLE):
         figure = Figure(figsize=(10, 4.2), dpi=100)
         ax, side = figure.add_axes((0.08, 0.15, 0.45, 0.72)), figure.add_axes((0.66, 0.15, 0.32, 0.72))
-        ax.imshow(slab, cmap="viridis", aspect="auto", vmin=table[value].min(), vmax=table[value].max())
+        shade = ax.imshow(slab, cmap="viridis", aspect="auto", vmin=table[value].min(), vmax=table[value].max())
+        place = list(slab.columns).index(at[0]), list(slab.index).index(at[1])
         for (row, column), number in np.ndenumerate(slab.to_numpy()):
             best = "★ " if number == np.nanmax(slab.to_numpy()) else ""
-            ax.text(column, row, f"{best}{number:.2f}", ha="center", va="center", color="white", fontsize=12)
-        place = list(slab.columns).index(at[0]), list(slab.index).index(at[1])
-        ax.plot(*place, "o", ms=44, mfc="none", mec="white", mew=2)
+            ink = figures.INK if shade.norm(number) > 0.6 else "white"  # on bright cells and on dark ones
+            ax.text(column, row, f"{best}{number:.2f}", ha="center", va="center", color=ink, fontsize=12)
+            if (column, row) == place:
+                ax.plot(*place, "o", ms=44, mfc="none", mec=ink, mew=2)
         ax.set(xticks=range(slab.shape[1]), xticklabels=slab.columns, xlabel=first)
         ax.set(
             yticks=range(slab.shape[0]), yticklabels=slab.index, ylabel=second, title=f"{value} at {third} {at[2]:g}"

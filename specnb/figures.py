@@ -5,6 +5,7 @@ Trees are drawn in ``tree_figure`` and offered here as well.
 
 import html
 import io
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -35,11 +36,11 @@ from specnb.tree_figure import (
     light,
     next_kind,
     points,
-    scored_labels,
+    score_notes,
     tree_table,
 )
 
-__all__ = ["COLOURS", "INK", "LOOKS", "draw_tree", "drawable", "legend", "scored_labels", "tree_table"]
+__all__ = ["COLOURS", "INK", "LOOKS", "draw_tree", "drawable", "legend", "score_notes", "tree_table"]
 
 TEXT_STYLE = "font-size:17px;line-height:1.8;white-space:pre-wrap;max-width:1100px"
 HATCH = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}
@@ -101,9 +102,10 @@ def draw_mask(tree: TokenTree, prefix_length: int = 0, *, labels: Labels = None,
     ax.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
     ax.grid(which="minor", color="#D0D0D0", lw=0.5)
     ax.axvline(cut - 0.5, color=INK, lw=2 if cut else 0)
-    plain = {"fontsize": min(max(pitch * 0.9, 5), 12), "parse_math": False}
-    ax.set_xticks(range(columns), [*prefix, *names], rotation=90, **plain)
-    ax.set_yticks(range(rows), names, **plain)
+    every = math.ceil(8 / (pitch * 0.9))  # no name is smaller than 8 points: where rows are narrower, some have none
+    plain = {"fontsize": min(max(pitch * 0.9, 8), 12), "parse_math": False}
+    ax.set_xticks(range(0, columns, every), [*prefix, *names][::every], rotation=90, **plain)
+    ax.set_yticks(range(0, rows, every), names[::every], **plain)
     ax.tick_params(which="both", length=0)
     ax.set(xlabel=("prefix positions, then " if cut else "") + "nodes as keys", ylabel="nodes as queries")
     ax.xaxis.set_label_position("top")
@@ -246,7 +248,7 @@ def ranked(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes |
     ax.set(xlim=(0, 1.12 * table[value].max()), xlabel=value)
     ax.invert_yaxis()
     handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h, _) in looks.items()]
-    ax.legend(handles=handles, loc="lower right", title=kind)
+    ax.legend(handles=handles, loc="lower right", title=kind, frameon=True, framealpha=1, edgecolor="none")
     return ax
 
 

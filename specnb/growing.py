@@ -67,9 +67,9 @@ def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> tuple[bytes, 
         table = figures.tree_table(Draft(tree), labels=pieces)
         table.loc[1:, "state"] = "unvisited"
         table.loc[fresh, "state"] = "recovered"
-        ax = figures.draw_tree(table, ax=figure.add_axes((0.01, 0.02, 0.6, 0.88)))
+        ax = figures.draw_tree(table, ax=figure.add_axes((0.01, 0.02, 0.52, 0.88)))
         ax.set_title(f"step {frame.step.index}: a draft tree of {len(tree) - 1} nodes, {len(fresh)} of them new")
-        figures.draw_mask(tree, frame.step.start - 1, labels=pieces, ax=figure.add_axes((0.68, 0.02, 0.31, 0.76)))
+        figures.draw_mask(tree, frame.step.start - 1, labels=pieces, ax=figure.add_axes((0.6, 0.02, 0.39, 0.78)))
         return figures.png(figure), _words(frames, index, pieces)
 
 

@@ -18,24 +18,24 @@ from specnb.tree import Draft, TokenTree
 def render_race(
     tree: TokenTree, scores: Tensor, labels: Sequence[str], rules: Mapping[str, Growth], forward: int
 ) -> tuple[bytes, str]:
-    """PNG (1200 × 480) of growth rules side by side after so many draft forwards, and their queues in words.
+    """PNG (1200 × 620) of growth rules side by side after so many draft forwards, and their queues in words.
 
     Ticked: in the tree if it ended here. Diamond: expanded by the next forward. Dashed: scored, but left out.
     """
     lines = []
     with plt.rc_context(figures.STYLE):
-        figure = Figure(figsize=(12, 4.8), dpi=100)
+        figure = Figure(figsize=(12, 6.2), dpi=100)
         for i, (name, rule) in enumerate(rules.items()):
             found = replay.stages(tree, scores, rule)
             stage = found[min(forward, len(found) - 1)]
-            texts = figures.scored_labels(labels, scores, stage.scored)
+            texts, notes = [labels[node] for node in stage.scored], figures.score_notes(scores, stage.scored)
             drawn = figures.tree_table(Draft(tree.keep(stage.scored)), labels=texts)
             kept = ["accepted" if node in stage.kept else "unvisited" for node in stage.scored[1:]]
             states = ["root", *kept]
             for node in set(stage.next) - {0}:
                 states[stage.scored.index(node)] = "recovered"
-            ax = figure.add_axes((i / len(rules), 0, 1 / len(rules), 0.9))
-            figures.draw_tree(drawn.assign(state=states), ax=ax)
+            ax = figure.add_axes((i / len(rules), 0, 1 / len(rules), 0.92))
+            figures.draw_tree(drawn.assign(state=states), ax=ax, notes=notes)
             ended = " · ended" if forward >= len(found) - 1 else ""
             ax.set_title(f"{name}: {min(forward, len(found) - 1)} forwards{ended}")
             covers, mass = (float(scores[list(nodes)].sum()) for nodes in (stage.kept, stage.next))

@@ -203,9 +203,9 @@ def replay(recording: Recording, rule: Growth) -> list[Turn]:
     return walk(len(recording.text), lambda at: turn(recording, at, rule))
 
 
-def walk(length: int, step: Callable[[int], Turn]) -> list[Turn]:
-    """The steps of a run over so many tokens, given the step that begins at a place."""
-    turns, at = [], 0
+def walk(length: int, step: Callable[[int], Turn], at: int = 0) -> list[Turn]:
+    """The steps of a run from a place to the end of so many tokens, given the step that begins at a place."""
+    turns = []
     while at < length:
         turns.append(step(at))
         at += turns[-1].accepted + 1

@@ -1,14 +1,16 @@
 """What one cell of a replay sweep measures: the growth rules of EDD's and of SALF's comparisons along one recording."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import takewhile
 
 import pandas as pd
 from torch import Tensor
 
 from specnb import adaptive, growth, measures, replay, search
 from specnb.growth import Growth
-from specnb.replay import Turn
+from specnb.replay import Recording, Turn
 from specnb.tree import TokenTree
 
 
@@ -51,7 +53,7 @@ COUNTS = ("steps", "nodes", "forwards", "fed")
 TREES_RESULTS = ("chains", *(f"{name}: {what}" for name in edd_rules(1, 1) for what in COUNTS))
 
 
-def _counts(recording: replay.Recording, rules: dict[str, Growth]) -> dict[str, int]:
+def _counts(recording: Recording, rules: dict[str, Growth]) -> dict[str, int]:
     """Of every rule, replayed: steps, nodes of the verified trees, draft forwards and nodes fed to the draft."""
     found = {}
     for name, rule in rules.items():
@@ -121,7 +123,7 @@ def _gains(tree: TokenTree, scores: Tensor, rule: Growth) -> list[float]:
     return [round(float(scores[list(stage.next)].sum()), 9) for stage in replay.stages(tree, scores, rule)[:-1]]
 
 
-def _ranks(recording: replay.Recording, rule: Growth, run: list[Turn]) -> list[int]:
+def _ranks(recording: Recording, rule: Growth, run: list[Turn]) -> list[int]:
     """How many verified nodes are the first, second, … of their siblings."""
     found = [0] * 10
     for turn in run:
@@ -148,6 +150,20 @@ def chain_table(recorded: pd.DataFrame) -> pd.DataFrame:
                 fate = depth <= accepted + 1, depth <= accepted  # alive, hit
                 rows.append((cell["draft_name"], cell["prompt"], place, depth, confidence / 10_000, path, *fate))
     return pd.DataFrame(rows, columns=["draft", "prompt", "place", "depth", "confidence", "path", "alive", "hit"])
+
+
+def along(recording: Recording, rule: Growth, lengths: Sequence[int]) -> dict[int, list[Turn]]:
+    """A rule's steps along the first n tokens of a recorded text, for each of several n: ``replay`` of each cut.
+
+    What comes long before a cut is the same for all: only there trees go less deep.
+    """
+    whole, found = replay.replay(recording.cut(max(lengths)), rule), {}
+    for n in lengths:
+        part = recording.cut(n)
+        shared = [*takewhile(lambda turn, n=n: turn.start + max(recording.trees[turn.start].depth_list) < n, whole)]
+        done = sum(turn.accepted + 1 for turn in shared)
+        found[n] = shared + replay.walk(n, partial(replay.turn, part, rule=rule), at=done)
+    return found
 
 
 def tidy(table: pd.DataFrame, plain: pd.DataFrame) -> pd.DataFrame:

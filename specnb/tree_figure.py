@@ -117,9 +117,9 @@ def label_tokens(tokens: Sequence[int], labels: Labels, n: int | None = None) ->
     return [*labels, *map(str, tokens[len(labels) :])]
 
 
-def scored_labels(labels: Sequence[str], scores: Tensor, nodes: Sequence[int]) -> list[str]:
-    """Texts of some nodes of a tree, each but the root's with its path probability."""
-    return [f"{labels[node]} {f'{float(scores[node]):.2f}'.lstrip('0')}" if node else labels[0] for node in nodes]
+def score_notes(scores: Tensor, nodes: Sequence[int]) -> list[str]:
+    """Path probabilities of some nodes of a tree, to be written beside them; nothing for the root."""
+    return [f"{float(scores[node]):.2f}".removeprefix("0") if node else "" for node in nodes]
 
 
 def _end(verdict: Verdict) -> int:
@@ -158,14 +158,24 @@ def _layout(parents: Sequence[int]) -> tuple[list[float], list[int]]:
 
 
 def draw_tree(
-    table: pd.DataFrame, *, ax: Axes | None = None, probabilities: bool = False, highlight: int | None = None
+    table: pd.DataFrame,
+    *,
+    ax: Axes | None = None,
+    probabilities: bool = False,
+    notes: Sequence[str] | None = None,
+    highlight: int | None = None,
 ) -> Axes:
     """Draw a ``tree_table``: root on top, first-drawn child left, labels clipped to the room there is.
 
-    probabilities: write p and q to each node. highlight: a node to put a ring around.
+    probabilities: write p and q to each node. notes: instead, a short text for each row; never clipped.
+    highlight: a node to put a ring around.
     """
     texts = [drawable(label) for label in table["label"]]
-    notes = [_note(p=row.p, q=row.q) if probabilities else [] for row in table.itertuples()]
+    if notes is None:
+        notes = [_note(p=row.p, q=row.q) if probabilities else [] for row in table.itertuples()]
+    else:
+        notes = [[note] if note else [] for note in notes]
+    beside = [sum(len(part) + 1 for part in note) for note in notes]  # characters, if written behind the label
     longest, extra = max(map(len, texts)), max(map(len, notes))
     columns, levels = table.attrs.get("size") or (table["x"].max() + 1, table["depth"].max() + 1)
     if ax is None:
@@ -174,7 +184,7 @@ def draw_tree(
     width, height = points(ax)
     across, down = width / columns, height / levels
     size = min(max(min(across, down * 0.6) * 0.6, 6), 22)
-    place, font, room = _place(across, down, size, longest, extra)
+    place, font, room = _place(across, down, size, longest, extra, max(beside))
     lead = size / across if place == "side" else 0.5  # labels beside their nodes: all the room is on the right
     ax.set(xlim=(-lead, columns - lead), ylim=(size * 0.8 / down - levels, size * 0.8 / down))
     ax.set_axis_off()
@@ -187,9 +197,10 @@ def draw_tree(
             ax.plot([x, row.x], [y, row.y], look.edge, color=look.colour, lw=look.width, zorder=1)
     if highlight is not None:
         ax.plot(*where.loc[highlight], "o", ms=size * 1.6, mfc="none", mec=INK, mew=2, zorder=4)
-    for row, text, note in zip(table.itertuples(), texts, notes, strict=True):
+    for row, text, note, width in zip(table.itertuples(), texts, notes, beside, strict=True):
         gap = size * (0.85 if row.node == highlight else 0.65) + 1
-        text = clip(text, max(room - (0 if place == "under" else 6 * len(note)), 2))
+        left = max(room - (0 if place == "under" else width), 2)
+        text = clip(text if left > 4 or len(text) <= left else text.removeprefix("␣"), left)
         ax.annotate(
             ("\n" if place == "under" else " ").join([text, *note]),
             (row.x, row.y),
@@ -234,15 +245,16 @@ def _mark(ax: Axes, x: float, y: float, look: Look, size: float) -> Iterable[Pat
         yield ax.scatter(x, y, area / 5, "none", look.sign, ec=look.colour, lw=lw, zorder=4)
 
 
-def _place(across: float, down: float, size: float, longest: int, extra: int) -> tuple[str, int, int]:
+def _place(across: float, down: float, size: float, longest: int, extra: int, beside: int) -> tuple[str, int, int]:
     """Where labels go, at the largest font at which enough of them fits: place, points, characters.
 
-    across, down: points per leaf and per level; size: of a node; extra: numbers to write besides the label.
+    across, down: points per leaf and per level; size: of a node; extra, beside: notes to write to the label, in lines
+    below it or in characters behind it.
     """
     best = ("under", 7, 0)
     for font in range(12, 6, -1):
         em, line, enough = 0.62 * font, 1.3 * font, min(longest, 5)
-        one_line = enough + 6 * extra
+        one_line = enough + beside
         lines = size * 1.3 + line * (1 + extra) + 5
         options = (
             ("under", across / em - 1 if down > lines else 0, enough),

@@ -227,8 +227,8 @@ def render_acceptance(mix: float, gamma: int) -> bytes:
             xlim=(-0.02, 3.02),
             xticks=range(gamma + 1),
             yticks=[],
-            xlabel=f"expected accepted, of γ = {gamma}",
         )
+        side.set_xlabel(f"expected accepted, of γ = {gamma}", loc="left")
         side.spines[:].set_visible(False)
         error = "0" if numbers["error"] < 1e-12 else f"{numbers['error']:.0e}"
         power = " + ".join(("α", "α²", "α³")[:gamma])

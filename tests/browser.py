@@ -226,7 +226,8 @@ def moves(control: Control, box: ElementHandle, place) -> bool:
 
 
 def photograph(page: Page, box: ElementHandle, file: Path) -> None:
-    """A picture of the page with the widget at its top, the last slider moved."""
+    """A picture of the page with the widget at its top, the side bar closed and the last slider moved."""
+    page.evaluate("jupyterapp.shell.collapseLeft()")
     for handle in box.query_selector_all(".noUi-target:not([disabled]) .noUi-handle")[-1:]:
         slider = Slider(page, handle)
         moves(slider, box, 0.8 if slider.places()[0] < 0.5 else 0.2)

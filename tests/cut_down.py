@@ -8,6 +8,7 @@ from pathlib import Path
 from types import CodeType
 
 import nbformat
+from run_notebooks import KERNEL
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -55,18 +56,18 @@ def cut(path: Path) -> tuple[nbformat.NotebookNode, dict[str, int]]:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     wanted = [i for i, cell in enumerate(code) if any(WIDGET in output.get("data", {}) for output in cell.outputs)]
     kept = needed([cell.source for cell in code], wanted)
-    places = {f"{path.stem[:2]}_{widget_name(code[i].source)}": kept.index(i) for i in wanted}
+    places = {picture_name(path, code[i].source): kept.index(i) for i in wanted}
     assert len(places) == len(wanted), f"two widgets of one name in {path.name}"
     return assemble([code[i].source for i in kept]), places
 
 
-def widget_name(source: str) -> str:
-    """What the cell's widget is called: the function that makes it."""
-    return ([*re.findall(r"(\w*(?:stepper|explorer))\(", source), "widget"])[0]
+def picture_name(path: Path, source: str) -> str:
+    """What the picture of a cell's widget is called: the notebook's number and the function that makes the widget."""
+    made = re.findall(r"(\w*(?:stepper|explorer))\(", source)
+    return f"{path.stem[:2]}_{[*made, 'widget'][0]}"
 
 
 def assemble(sources: Sequence[str]) -> nbformat.NotebookNode:
     """A notebook of code cells, none of them run."""
-    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL})

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import links
 import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(ROOT.glob("notebooks/**/[0-9]*.ipynb"))
-LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")
 
 
 def problems(path: Path) -> list[str]:
@@ -44,7 +44,7 @@ def problems(path: Path) -> list[str]:
     if path.stat().st_size > 1_000_000:
         found.append(f"{path.stat().st_size} bytes")
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    found += [f"dead link {link}" for link in LINK.findall(text) if not (path.parent / link.split("#")[0]).exists()]
+    found += [f"dead link {link}" for link in links.dead(text, path.parent)]
     return found
 
 

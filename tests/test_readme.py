@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import links
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 EXAMPLES = EXAMPLE.findall(README.partition("## Extend it")[2].partition("\n## ")[0])
 
 
@@ -37,6 +37,5 @@ def test_another_example_prints_something_else():
 
 
 def test_every_link_leads_somewhere():
-    links = LINK.findall(README)
-    assert len(links) > 20
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert len(links.local(README)) > 20
+    assert links.dead(README, ROOT) == []

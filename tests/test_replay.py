@@ -8,7 +8,7 @@ import torch
 from test_heads import make
 from tiny import llama, near_copy
 
-from specnb import exact, growth, head_drafts, racing, replay, search, verifiers
+from specnb import exact, growth, head_drafts, racing, replay, search, studies, verifiers
 from specnb.decode import decode
 from specnb.draft_models import CausalLMDraft
 from specnb.drafters import TreeDrafter
@@ -68,6 +68,9 @@ def test_a_prefix_of_a_recording(model):
     short = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=11)
     turns = replay.replay(recording.cut(11), rule)
     assert [turn.accepted for turn in turns] == [len(step.verdict.path) for step in short.steps]
+    for one in (rule, growth.DynaTree(5, 4, 0.01, 60), growth.DynaTree(2, 1, 0.1)):
+        cuts = {n: replay.replay(recording.cut(n), one) for n in (1, 7, 11, 30)}
+        assert studies.along(recording, one, list(cuts)) == cuts
     with pytest.raises(ValueError, match="a recording of 30 tokens cannot be cut to 31"):
         recording.cut(31)
 
