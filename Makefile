@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: lab test train-smoke figures screens fetch lint clean
+.PHONY: lab test train-smoke figures screens html fetch lint clean
 .DEFAULT_GOAL := lab
 
 $(VENV)/.ready: pyproject.toml
@@ -39,5 +39,8 @@ figures: fetch                  # run all notebooks on a fresh kernel, in place;
 screens: fetch                  # a browser's picture of every widget, into figures/screens
 	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/test_browser.py -rs -k every_control -n $(JOBS) --dist worksteal
 
+html: $(VENV)/.ready            # README and notebooks as a site to browse: build/html/index.html
+	$(BIN)/python tests/build_site.py build/html
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) build .pytest_cache .ruff_cache

@@ -199,9 +199,7 @@ def reliability_explorer(chains: pd.DataFrame) -> ipywidgets.VBox:
     accepted; "path": everywhere), bins, equal, depth (the deepest shown), image, readout.
     """
     controls = {
-        "of": ipywidgets.ToggleButtons(
-            options=["token", "path"], description="of a", style={"button_width": "5em"}, layout={"width": "22em"}
-        ),
+        "of": ipywidgets.Dropdown(options=["token", "path"], description="of a"),
         "bins": ipywidgets.IntSlider(10, min=2, max=30, description="bins"),
         "equal": ipywidgets.Dropdown(options=["width", "count"], description="equal"),
         "depth": ipywidgets.IntSlider(int(chains["depth"].max()), min=1, max=int(chains["depth"].max())),

@@ -69,7 +69,7 @@ def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> tuple[bytes, 
         table.loc[fresh, "state"] = "recovered"
         ax = figures.draw_tree(table, ax=figure.add_axes((0.01, 0.02, 0.52, 0.88)))
         ax.set_title(f"step {frame.step.index}: a draft tree of {len(tree) - 1} nodes, {len(fresh)} of them new")
-        figures.draw_mask(tree, frame.step.start - 1, labels=pieces, ax=figure.add_axes((0.6, 0.02, 0.39, 0.78)))
+        figures.draw_mask(tree, frame.step.start - 1, labels=pieces, ax=figure.add_axes((0.62, 0.16, 0.37, 0.66)))
         return figures.png(figure), _words(frames, index, pieces)
 
 

@@ -20,7 +20,8 @@ def render_race(
 ) -> tuple[bytes, str]:
     """PNG (1200 × 620) of growth rules side by side after so many draft forwards, and their queues in words.
 
-    Ticked: in the tree if it ended here. Diamond: expanded by the next forward. Dashed: scored, but left out.
+    Ticked: in the tree if it ended here. Diamond: expanded by the next forward. Dashed: scored, but left out. Nodes
+    whose path probability rounds to .00 are counted, not drawn.
     """
     lines = []
     with plt.rc_context(figures.STYLE):
@@ -28,21 +29,24 @@ def render_race(
         for i, (name, rule) in enumerate(rules.items()):
             found = replay.stages(tree, scores, rule)
             stage = found[min(forward, len(found) - 1)]
-            texts, notes = [labels[node] for node in stage.scored], figures.score_notes(scores, stage.scored)
-            drawn = figures.tree_table(Draft(tree.keep(stage.scored)), labels=texts)
-            kept = ["accepted" if node in stage.kept else "unvisited" for node in stage.scored[1:]]
+            nodes = [node for node in stage.scored if scores[node] >= 0.005]
+            texts, notes = [labels[node] for node in nodes], figures.score_notes(scores, nodes)
+            drawn = figures.tree_table(Draft(tree.keep(nodes)), labels=texts)
+            kept = ["accepted" if node in stage.kept else "unvisited" for node in nodes[1:]]
             states = ["root", *kept]
-            for node in set(stage.next) - {0}:
-                states[stage.scored.index(node)] = "recovered"
+            for node in set(stage.next) & set(nodes[1:]):
+                states[nodes.index(node)] = "recovered"
             ax = figure.add_axes((i / len(rules), 0, 1 / len(rules), 0.92))
             figures.draw_tree(drawn.assign(state=states), ax=ax, notes=notes)
             ended = " · ended" if forward >= len(found) - 1 else ""
             ax.set_title(f"{name}: {min(forward, len(found) - 1)} forwards{ended}")
             covers, mass = (float(scores[list(nodes)].sum()) for nodes in (stage.kept, stage.next))
-            nodes = [node for node in stage.next if node] or [0]
-            following = ", ".join(f"{html.escape(labels[node])} {float(scores[node]):.2f}" for node in nodes)
+            likely = [node for node in stage.next if node] or [0]
+            following = ", ".join(f"{html.escape(labels[node])} {float(scores[node]):.2f}" for node in likely)
             then = f"next, S = {mass:.2f}: {following}" if stage.next else "nothing is expanded any more"
-            lines.append(f"<b>{name}</b> would cover {covers:.2f} tokens; {then}")
+            more = len(stage.scored) - len(nodes)
+            unseen = f"; {more} more {'node' if more == 1 else 'nodes'} below .005" if more else ""
+            lines.append(f"<b>{name}</b> would cover {covers:.2f} tokens{unseen}; {then}")
         return figures.png(figure), "<br>".join(lines)
 
 

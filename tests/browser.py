@@ -162,20 +162,6 @@ class Menu(Control):
         self.element.select_option(index=option)
 
 
-class Toggles(Control):
-    """A row of buttons of which one is down."""
-
-    def places(self) -> list[int]:
-        active = [button.evaluate("e => e.classList.contains('mod-active')") for button in self.buttons()]
-        return sorted(range(len(active)), key=lambda i: not active[i])
-
-    def buttons(self) -> list[ElementHandle]:
-        return self.element.query_selector_all("button")
-
-    def put(self, button: int) -> None:
-        self.buttons()[button].click()
-
-
 class Press(Control):
     """A button or a box to tick: all one can do is press it."""
 
@@ -189,10 +175,9 @@ class Press(Control):
 KINDS = {
     ".noUi-handle": Slider,
     "select": Menu,
-    ".widget-toggle-buttons": Toggles,
     ".widget-button, .widget-play button:first-child, input[type=checkbox]": Press,
 }
-UNKNOWN = "input:not([type=checkbox]), textarea, button:not(.widget-button, .widget-toggle-buttons *, .widget-play *)"
+UNKNOWN = "input:not([type=checkbox]), textarea, button:not(.widget-button, .widget-play *)"
 
 
 def drive(page: Page, box: ElementHandle) -> int:

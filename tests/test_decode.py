@@ -291,10 +291,10 @@ def test_a_tempered_draft_ranks_alike_and_promises_less():
 
 @pytest.mark.model
 def test_text_is_generates(smollm2):
-    """The near-tie rule on own prompts × 32 tokens (full: 64), for the n-gram tree and the target as its own draft."""
+    """The near-tie rule on own prompts × 16 tokens (full: 64), for the n-gram tree and the target as its own draft."""
     chosen = bench.choose("own", 10 if FULL else 1)
     ids = [smollm2.encode(text) for text in chosen["text"]]
-    methods = bench.peers(smollm2, max_new_tokens=64 if FULL else 32, self_draft=True)
+    methods = bench.peers(smollm2, max_new_tokens=64 if FULL else 16, self_draft=True)
     del methods["prompt lookup"]
     frame = bench.same_text(smollm2.target, methods, ids)
     assert len(frame) == 2 * len(ids)
@@ -317,8 +317,8 @@ def test_the_near_tie_rule_catches_a_wrong_text(smollm2):
 
 @pytest.mark.model
 def test_the_target_as_its_own_draft_accepts_everything_on_the_real_model(smollm2):
-    for text in bench.choose("own", 1)["text"]:
+    for text in bench.choose("own", 1)["text"][::2]:
         drafter = own_draft(smollm2.target, growth.chain(7))
-        out = decode(Target(smollm2.target), drafter, verifiers.greedy, smollm2.encode(text), max_new_tokens=32)
+        out = decode(Target(smollm2.target), drafter, verifiers.greedy, smollm2.encode(text), max_new_tokens=24)
         full = [step for step in out.steps if step.finish is None]
         assert all(len(step.verdict.path) == 7 for step in full)  # τ = depth + 1 exactly

@@ -1,0 +1,10 @@
+"""Sphinx's settings for ``make html``; the pages are put together by tests/build_site.py."""
+
+project = html_title = "specnb"
+extensions = ["myst_nb"]
+html_theme = "furo"
+html_copy_source = False
+myst_enable_extensions = ["dollarmath"]
+nb_execution_mode = "off"  # what is shown is what was saved
+nb_merge_streams = True
+html_static_path, html_css_files = ["_static"], ["wide.css"]

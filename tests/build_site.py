@@ -1,0 +1,87 @@
+"""Build the browsable site: ``python tests/build_site.py build/html``, with Sphinx, from the README and all notebooks.
+
+Pages show saved outputs, nothing runs. A widget cannot live on a page: its picture of ``make screens`` stands in its
+place. Files that a text links to become pages too.
+"""
+
+import base64
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import links
+import nbformat
+from cut_down import WIDGET, picture_name
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
+SOLUTIONS = sorted(ROOT.glob("notebooks/solutions/[0-9]*.ipynb"))
+STILL = "*A picture of the widget: run the notebook to drag it.*"
+
+
+def build(folder: Path) -> None:
+    """Write the site into a folder; CalledProcessError if a link leads nowhere or Sphinx finds any other fault."""
+    with tempfile.TemporaryDirectory() as staged:
+        stage(Path(staged))
+        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", str(ROOT / "docs")]
+        subprocess.run([*command, "-b", "html", staged, str(folder)], check=True)
+
+
+def stage(folder: Path) -> None:
+    """Put together what the pages are made of."""
+    for path in NOTEBOOKS + SOLUTIONS:
+        notebook = pictured(path)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = paged(cell.source, path.parent, folder)
+        write(folder / path.relative_to(ROOT), nbformat.writes(notebook))
+    text = paged((ROOT / "README.md").read_text(encoding="utf-8"), ROOT, folder)
+    write(folder / "index.md", text + contents("Notebooks", NOTEBOOKS) + contents("Solutions", SOLUTIONS))
+
+
+def contents(title: str, paths: list[Path]) -> str:
+    """A table of contents for the side of the page."""
+    lines = [str(path.relative_to(ROOT).with_suffix("")) for path in paths]
+    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", *lines, "```", ""])
+
+
+def pictured(path: Path) -> nbformat.NotebookNode:
+    """A notebook with a picture in the place of each widget; FileNotFoundError if ``make screens`` has not made it."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if any(WIDGET in output.get("data", {}) for output in cell.get("outputs", [])):
+            picture = (ROOT / "figures" / "screens" / f"{picture_name(path, cell.source)}.png").read_bytes()
+            shown = {"image/png": base64.b64encode(picture).decode()}, {"text/markdown": STILL}
+            cell.outputs = [nbformat.v4.new_output("display_data", data) for data in shown]
+    return notebook
+
+
+def paged(text: str, here: Path, folder: Path) -> str:
+    """A text whose links to other files lead to pages that show them; these, and linked pictures, are written."""
+    for link in set(links.local(text)):
+        linked = (here / link).resolve()
+        place = folder / linked.relative_to(ROOT)
+        if linked.suffix == ".ipynb":
+            continue  # a page already
+        write(place, linked.read_bytes())
+        if linked.suffix != ".png":
+            write(place.with_name(f"{place.name}.md"), show(linked))
+            text = text.replace(f"]({link})", f"]({link}.md)")
+    return text
+
+
+def show(path: Path) -> str:
+    """A page with the text of a file."""
+    language = {".py": "python", ".toml": "toml"}.get(path.suffix, "text")
+    title = f"---\norphan: true\n---\n\n# {path.relative_to(ROOT)}\n"
+    return f"{title}\n```{{literalinclude}} {path.name}\n:language: {language}\n```\n"
+
+
+def write(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))
