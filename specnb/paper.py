@@ -158,7 +158,11 @@ def render(comparison: pd.DataFrame, digits: int = 2, *, fold: str = "") -> "Ren
 
     fold: the title under which a long table is folded away until clicked.
     """
-    html = _rounded(comparison, digits).to_html(index=False, border=0, justify="left")
+    shown, below = _rounded(comparison, digits), ""
+    if len(shown) > 2 and shown["why"].nunique() == 1 and shown["why"].iloc[0]:  # one reason, said once
+        below = f"<p>why, in every row: {html_escape(shown['why'].iloc[0])}</p>"
+        shown = shown.drop(columns="why")
+    html = shown.to_html(index=False, border=0, justify="left").replace("<table ", '<table cellpadding="5" ', 1) + below
     for verdict, colour in COLOURS.items():
         cell, style = (
             f"{SIGNS[verdict]} {verdict}</td>",

@@ -91,7 +91,8 @@ def leak_path(notebook, code):
 def test_each_guard_can_fail(change, tmp_path):
     path = tmp_path / "copy.ipynb"
     nbformat.write(broken(change), path)
-    (tmp_path / "solutions").symlink_to(ROOT / "notebooks" / "solutions")
+    for linked in (ROOT / "notebooks").iterdir():
+        (tmp_path / linked.name).symlink_to(linked)
     assert len(problems(path)) == 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import links
 import pytest
+from test_project import ORDER
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,3 +40,9 @@ def test_another_example_prints_something_else():
 def test_every_link_leads_somewhere():
     assert len(links.local(README)) > 20
     assert links.dead(README, ROOT) == []
+
+
+def test_the_package_stands_in_the_order_of_its_imports():
+    """As tests/test_project.py holds it: every module, and none before what it imports."""
+    section = README.partition("## The package")[2].partition("\n## ")[0]
+    assert re.findall(r"\[(\w+)\]\(specnb/", section) == ORDER
