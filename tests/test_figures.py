@@ -184,6 +184,26 @@ def test_missing_glyphs_are_replaced_not_warned_about(recwarn):
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
 
 
+@pytest.mark.parametrize("children", [2, 3, 4, 6])
+def test_notes_are_written_in_full_however_little_room_there_is(children):
+    parents = [-1, *[0] * children, *np.repeat(range(1, children + 1), children)]
+    tree = TokenTree([0] * len(parents), parents)
+    labels, notes = ["␣a rather long word"] * len(tree), ["", *(f".{i:02d}" for i in range(1, len(tree)))]
+    ax = plt.figure(figsize=(4, 3)).add_subplot()
+    figures.draw_tree(figures.tree_table(Draft(tree), labels=labels), ax=ax, notes=notes)
+    written = [text.get_text() for text in ax.texts]
+    assert all(text.endswith(note) for text, note in zip(written, notes, strict=True))
+    assert max(map(len, written)) < len(labels[0]) + 4  # the labels gave way
+
+
+def test_a_crowded_mask_names_fewer_rows_rather_than_smaller_ones():
+    ax = plt.figure(figsize=(4, 4)).add_subplot()
+    figures.draw_mask(TokenTree.chain(range(60)), 10, ax=ax)
+    sizes = {label.get_fontsize() for label in ax.get_yticklabels()}
+    assert min(sizes) >= 8
+    assert 10 < len(ax.get_yticks()) < 60
+
+
 def test_states_differ_without_colour():
     seen = {(look.marker, look.outline, look.sign is not None, look.scale) for look in figures.LOOKS.values()}
     assert len(seen) == len(figures.LOOKS)

@@ -556,3 +556,11 @@ def test_rendering_shows_every_verdict_and_leaves_the_numbers_alone():
     assert all(f"{sign} {word}" in text for word, sign in paper.SIGNS.items())
     pd.testing.assert_frame_equal(result, before)
     assert len(set(paper.SIGNS.values())) == len(paper.SIGNS) == len(set(paper.COLOURS.values()))
+
+
+def test_a_reason_that_holds_for_every_row_is_said_once():
+    rows = pd.concat([comparison(), comparison()]).assign(why="the same <reason>")
+    html = paper.render(rows)._repr_html_()
+    assert html.count("the same &lt;reason&gt;") == 1
+    rows.loc[rows.index[0], "why"] = "another"
+    assert paper.render(rows)._repr_html_().count("the same &lt;reason&gt;") > 1
