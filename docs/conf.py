@@ -4,7 +4,6 @@ project = html_title = "specnb"
 extensions = ["myst_nb"]
 html_theme = "furo"
 html_copy_source = html_show_copyright = False
-myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "off"  # what is shown is what was saved
 nb_merge_streams = True
 html_static_path, html_css_files = ["_static"], ["wide.css"]

@@ -235,18 +235,20 @@ def kinds(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     return {name: (*look, marker) for name, look, marker in zip(names, KINDS, "os^Dv", strict=False)}
 
 
-def ranked(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes | None = None) -> Axes:
-    """Horizontal bars of a table's values, largest first, one colour and hatch per kind (up to five)."""
+def ranked(table: pd.DataFrame, value: str, label: str, kind: str | None = None, *, ax: Axes | None = None) -> Axes:
+    """Horizontal bars of a table's values, largest first, one colour and hatch per kind (a column of up to five)."""
     ax = ax or plt.subplots(figsize=(11, 0.42 * len(table) + 1.2))[1]
     table = table.sort_values(value, ascending=False)
-    looks = kinds(table[kind])
+    looks = kinds(table[kind] if kind else [None])
     for i, row in enumerate(table.to_dict("records")):
-        colour, hatch, _ = looks[row[kind]]
+        colour, hatch, _ = looks[row.get(kind)]
         ax.barh(i, row[value], 0.7, color=colour, hatch=hatch, edgecolor="white", lw=0)
         ax.text(row[value], i, f" {row[value]:.3f}", va="center", fontsize=13)
     ax.set_yticks(range(len(table)), table[label])
     ax.set(xlim=(0, 1.12 * table[value].max()), xlabel=value)
     ax.invert_yaxis()
+    if kind is None:
+        return ax
     handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h, _) in looks.items()]
     ax.legend(handles=handles, loc="lower right", title=kind, frameon=True, framealpha=1, edgecolor="none")
     return ax

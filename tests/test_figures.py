@@ -329,3 +329,11 @@ def test_intervals_and_trends_show_the_table():
     for draw in (figures.trend, figures.ranked):
         with pytest.raises(ValueError, match="tells 5 kinds apart, got 6"):
             draw(many, "x", "y", "k")
+
+
+def test_bars_of_one_kind_have_one_colour_and_no_legend():
+    table = pd.DataFrame({"name": ["a", "b", "c"], "value": [1.0, 3.0, 2.0]})
+    ax = figures.ranked(table, "value", "name")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "c", "a"]
+    assert len({bar.get_facecolor() for bar in ax.patches}) == 1
+    assert ax.get_legend() is None
