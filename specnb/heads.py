@@ -119,29 +119,6 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
     )
 
 
-def start_from(head: nn.Module, model: PreTrainedModel) -> None:
-    """Begin training well: edd from the target's last layer, a vdm from its first and last, EAGLE as the identity.
-
-    EAGLE's fc passes the feature through and its layer adds nothing yet. Raises KeyError or RuntimeError from torch
-    if an edd or a vdm is to start from layers that are not of Llama's make.
-    """
-    if isinstance(head, Vdm):
-        layers = model.base_model.layers
-        for ours, theirs in zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True):
-            ours.load_state_dict(theirs.state_dict())
-    if isinstance(head, Edd):
-        last = model.base_model.layers[-1].state_dict()
-        theirs = {name.removeprefix("self_attn.").removeprefix("mlp."): w for name, w in last.items()}
-        head.layer.load_state_dict({name: theirs[name] for name in head.layer.state_dict()})
-    if isinstance(head, Eagle):
-        with torch.no_grad():
-            width = head.fc.out_features
-            nn.init.normal_(head.fc.weight, std=0.02)
-            head.fc.weight[:, width:] += torch.eye(width)
-            for part in (head.fc.bias, head.layer.o_proj.weight, head.layer.down_proj.weight):
-                part.zero_()
-
-
 def fingerprint(model: PreTrainedModel) -> str:
     """A short name for a target's weights, the same in float32 and bf16: what a head was trained for.
 

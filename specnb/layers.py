@@ -29,10 +29,15 @@ class Spec:
 
     @classmethod
     def like(cls, model: PreTrainedModel, kind: str, *, hidden_layer: int | None = None, count: int = 1) -> "Spec":
-        """A head with the proportions of the target's own layers."""
+        """A head with the proportions of the target's own layers.
+
+        An edd has as many key heads as query heads, though the target may share them: what it learns of the target's
+        states passes through its keys and values alone.
+        """
         config = model.config.get_text_config()
         heads = config.num_attention_heads
         keys, width = (getattr(config, name, None) for name in ("num_key_value_heads", "head_dim"))
+        keys = heads if kind == "edd" else keys
         theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)
         return cls(
             kind,
@@ -87,13 +92,17 @@ class Layer(nn.Module):
 
         mask: bool, broadcastable to (B, heads, n, m), True where a query may look; None is causal with n = m.
         """
+        x = x + self.attention(x, positions, keys, values, mask)
+        inner = self.post_attention_layernorm(x)
+        return x + self.down_proj(F.silu(self.gate_proj(inner)) * self.up_proj(inner))
+
+    def attention(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """What attention adds to x, arguments and shape as of the layer."""
         query = self._rotate(self._split(self.q_proj(self.input_layernorm(x))), positions)
         seen = F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
-        x = x + self.o_proj(seen.transpose(1, 2).flatten(2))
-        inner = self.post_attention_layernorm(x)
-        return x + self.down_proj(F.silu(self.gate_proj(inner)) * self.up_proj(inner))
+        return self.o_proj(seen.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.spec.head_width)).transpose(1, 2)

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from tiny import llama
 
-from specnb.training import corpus, evaluation, runs, writing
+from specnb.training import corpus, evaluation, openings, runs, writing
 
 V = 9
 SETTINGS = writing.Settings(rows=6, longest_question=7, longest_answer=10, shortest_question=2)
@@ -35,7 +35,10 @@ def pair(model):
     """What the corpus needs of a pair: a target and a decoder, here one word per token."""
     words = [f"w{i}" for i in range(V)]
     return SimpleNamespace(
-        name="tiny", target=model, tokenizer=None, decode=lambda ids: " ".join(words[int(t)] for t in ids)
+        name="tiny",
+        target=model,
+        tokenizer=lambda text, **_: {"input_ids": [words.index(word) for word in text.split()]},
+        decode=lambda ids: " ".join(words[int(t)] for t in ids),
     )
 
 
@@ -93,6 +96,21 @@ def test_unwanted_questions_get_no_answer(model):
     assert any(d.question[0] % 2 for d in some(model, 20))
 
 
+def test_questions_begin_as_they_are_told(model):
+    """Given first words stand in every question, and answers are still the target's to the whole of it."""
+    begun, plain = [(6, 7, 6), (8,)], llama(vocab_size=V, initializer_range=0.3)
+    found = some(model, 40, openings=begun)
+    starts = [next((o for o in begun if d.question[: len(o)] == o), None) for d in found]
+    assert None not in starts
+    assert set(starts) == set(begun)
+    assert len({d.question for d in found}) > 20
+    assert any(d.question[:1] not in {(6,), (8,)} for d in some(model, 40))  # free questions begin otherwise
+    for d in [d for d in found if d.greedy][:8]:
+        prompt = torch.tensor([[*BEFORE, *d.question, *AFTER]])
+        out = plain(torch.cat([prompt, torch.tensor([d.answer])], 1)).logits[0, prompt.shape[1] - 1 : -1].argmax(-1)
+        assert out.tolist() == list(d.answer)
+
+
 @pytest.mark.parametrize("top_p", [0.7, 1.0])
 def test_sampling_is_the_nucleus(top_p):
     """20,000 draws against the nucleus's law, chi-square; the law without nucleus is caught."""
@@ -146,6 +164,19 @@ def test_other_terms_are_refused(pair, tmp_path):
         write(pair, tmp_path, 120, settings=replace(SETTINGS, answer_temperature=0.9))
     with pytest.raises(ValueError, match="was written with model"):
         write(pair, tmp_path, 120, weights="other")
+    with pytest.raises(ValueError, match="was written with openings None"):
+        write(pair, tmp_path, 120, openings=["w6 w7"])
+
+
+@pytest.mark.usefixtures("no_held_out")
+def test_corpora_are_mixed_shard_by_shard(pair, tmp_path):
+    write(pair, tmp_path / "free", 150)
+    write(pair, tmp_path / "guided", 60, openings=["w6 w7"])
+    free, guided = (list(corpus.load(tmp_path / name)) for name in ("free", "guided"))
+    assert all(pair.decode(d.question).startswith("w6 w7") for d in guided)
+    first = corpus.load(tmp_path / "free", shards=1)
+    assert corpus.mixed([tmp_path / "free", tmp_path / "guided"]) == [*first, *guided, *free[len(first) :]]
+    assert corpus.mixed([tmp_path / "free", tmp_path / "guided"], shards=1) == [*first, *guided]
 
 
 @pytest.mark.usefixtures("no_held_out")
@@ -207,14 +238,34 @@ def test_windows():
 # --- what is committed
 
 
-def test_the_committed_corpus_loads_and_is_clean(smollm2):
+@pytest.mark.parametrize("folder", [corpus.FOLDER, corpus.GUIDED], ids=["free", "guided"])
+def test_the_committed_corpus_loads_and_is_clean(smollm2, folder):
     """Every shard is whole, no question shares eight words in a row with a held-out prompt, none is asked twice."""
-    dialogues, forbidden = corpus.load(), corpus.held_out()
-    manifest = json.loads((corpus.FOLDER / "manifest.json").read_text())
+    dialogues, forbidden = corpus.load(folder), corpus.held_out()
+    manifest = corpus.read_manifest(folder)
     assert len(dialogues) == sum(s["dialogues"] for s in manifest["shards"])
     questions = [smollm2.decode(d.question) for d in dialogues]
     assert not any(corpus.windows(q) & forbidden for q in questions)
     assert len({tuple(corpus.words(q)) for q in questions}) == len(questions)
+
+
+def test_guided_questions_begin_with_an_opening(smollm2):
+    begun = tuple(openings.openings())
+    questions = [smollm2.decode(d.question) for d in corpus.load(corpus.GUIDED)]
+    assert all(q.startswith(begun) for q in questions)
+    assert not all(q.startswith(begun) for q in map(smollm2.decode, (d.question for d in corpus.load(shards=1))))
+    assert sum("```python\ndef" in q for q in questions) > 0.2 * len(questions)
+
+
+def test_openings_are_nobodys_prompt():
+    """The same every time, of many kinds, and no eight words in a row are a held-out prompt's."""
+    found = openings.openings()
+    assert found == openings.openings()
+    assert found != openings.openings(seed=1)
+    assert len(set(found)) > 3000
+    assert not any(text.endswith(" ") for text in found)
+    forbidden = corpus.held_out()
+    assert not any(corpus.windows(text) & forbidden for text in found)
 
 
 def test_the_committed_held_out_text_answers_the_prompts(smollm2, monkeypatch):

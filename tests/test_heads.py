@@ -8,7 +8,7 @@ from specnb import growth, head_drafts, heads, masks, verifiers
 from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.target import Target
-from specnb.training import losses
+from specnb.training import losses, starts
 
 IDS = torch.arange(0, VOCABULARY, 2)  # the draft knows every second token
 KINDS = {
@@ -50,6 +50,24 @@ def trained_logits(head, spec, frozen, model, tokens: list[int], root: int, pois
         block = torch.arange(len(tokens)).clamp_max(root)  # the tree's block begins at its root
         out = losses.edd_pass(head, frozen, embedded, state, block)[0, -1]
     return out @ frozen.rows.T
+
+
+@torch.no_grad()
+def test_edd_begins_as_the_targets_last_layer():
+    """Untrained, over the states before it, an edd is that layer, though it shares no key heads; later it is not."""
+    model, ids = llama(num_key_value_heads=1), torch.arange(9)[None]
+    spec = heads.Spec.like(model, "edd", hidden_layer=-2)
+    assert spec.key_heads == spec.attention_heads > model.config.num_key_value_heads
+    head, states, places = heads.Edd(spec), model(ids, output_hidden_states=True).hidden_states, torch.arange(9)
+
+    def last() -> torch.Tensor:
+        return heads.final_norm(model)(
+            head.layer(states[-2], places, *head.layer.keys_values(states[-2], places), None)
+        )
+
+    assert not torch.allclose(last(), states[-1], atol=1e-2)
+    starts.from_target(head, model, -2)
+    assert torch.allclose(last(), states[-1], atol=1e-5)
 
 
 class Compared:

@@ -16,7 +16,7 @@ from specnb import assets, growth, head_drafts, heads, models, records, verifier
 from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.target import Target
-from specnb.training import branches, evaluation, features, loop, losses, runs, writing
+from specnb.training import branches, evaluation, features, loop, losses, runs, starts, writing
 from specnb.tree import TokenTree
 
 V = 24  # so few that an untrained draft is right now and then
@@ -62,7 +62,7 @@ def fresh(pair, name: str):
     torch.manual_seed(3)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
     head = heads.MODULES[recipe.kind](spec)
-    heads.start_from(head, pair.target)
+    starts.from_target(head, pair.target, recipe.hidden_layer)
     return head, spec, recipe
 
 
@@ -318,6 +318,41 @@ def test_every_kind_learns(name, pair, ready, tmp_path):
     _, curve = loop.train(head, frozen, data, recipe.loss, longer, tmp_path / "c.pt", trees=trees)
     assert min(row["validation_loss"] for row in curve) < before
     assert curve[-1]["loss"] < curve[0]["loss"]
+
+
+def test_an_edd_begins_with_its_eyes_on_the_latest_state(pair, ready):
+    """Turned heads give the latest state most of their attention, wherever the block begins; a plain copy does not."""
+    frozen, data = ready
+    head, spec, recipe = fresh(pair, "edd")
+    common = torch.linspace(-8, 8, spec.width)  # what a real model's states have in common
+    data = replace(data, hidden={layer: states.float() + common for layer, states in data.hidden.items()})
+    batch = loop.gather(data, list(range(8)), frozen.rows)
+    places = torch.arange(batch.tokens.shape[1])
+
+    @torch.no_grad()
+    def on_the_latest(root: int, depth: int) -> float:
+        """Mean attention, among states before the root, that the row at this depth gives to the last of them."""
+        layer = head.layer
+        keys, _ = layer.keys_values(batch.hidden[recipe.hidden_layer][:, :root], places[:root])
+        rows = layer.input_layernorm(batch.embedded(frozen)[:, [root + depth - 1]])
+        query = layer._rotate(layer._split(layer.q_proj(rows)), places[[root + depth - 1]])
+        attention = (query @ keys.transpose(2, 3) / spec.head_width**0.5).softmax(-1)  # (B, heads, 1, root)
+        return float(attention[:, [h for h in range(spec.attention_heads) if h % 3 != 1], 0, -1].mean())
+
+    cases = [(9, 1), (9, 4), (5, 2)]
+    assert all(on_the_latest(*case) < 0.35 for case in cases)
+    starts.look_at_states(head, frozen, data, recipe.hidden_layer)
+    assert all(on_the_latest(*case) > 0.5 for case in cases)
+
+
+def test_questions_are_trained_on_too(pair, dialogues):
+    """The target wrote them: rows from the template's opening on, answers alone where drafts are measured."""
+    ids = features.vocabulary(dialogues, 16)
+    whole, answers = (runs.corpus_features(pair, dialogues, ids, [], questions=q) for q in (True, False))
+    assert torch.equal(whole.tokens, answers.tokens)
+    assert (whole.answer - whole.start[:-1] == 2).all()
+    asked = torch.tensor([len(d.question) for d in dialogues])
+    assert torch.equal(answers.answer - whole.answer, asked + 2)
 
 
 def test_train_by_name_writes_a_head_that_drafts(pair, dialogues, tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """Train draft heads for the embedded target, from text it writes itself.
 
-python -m specnb.training corpus             the target writes dialogues; resumes
+python -m specnb.training corpus             the target writes dialogues; resumes (--guided: on given subjects)
 python -m specnb.training held-out           its greedy answers to the prompts drafts are measured on
 python -m specnb.training train NAME …       train heads; resumes; writes data/drafts/NAME.*
 python -m specnb.training ranks              EAGLE, HASS and TALF by rank of the conditioning token
@@ -12,44 +12,50 @@ from dataclasses import replace
 from pathlib import Path
 
 from specnb import heads, models, records
-from specnb.training import corpus, loop, runs, writing
+from specnb.training import corpus, loop, openings, runs, writing
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m specnb.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    number = argparse.ArgumentParser(add_help=False)
+    number.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="try what is faster here")
     commands = parser.add_subparsers(dest="what", required=True)
-    text = commands.add_parser("corpus", help="let the target write dialogues; resumes")
+    text = commands.add_parser("corpus", parents=[number], help="let the target write dialogues; resumes")
     text.add_argument("--tokens", type=int, default=1_500_000, help="answer tokens in all")
     text.add_argument("--rows", type=int, default=writing.Settings.rows, help="dialogues written side by side")
     text.add_argument("--seed", type=int, default=0)
-    commands.add_parser("held-out", help="greedy answers to the held-out prompts")
-    train = commands.add_parser("train", help="train heads; resumes")
+    text.add_argument("--guided", action="store_true", help="questions about code, sums and texts: given first words")
+    commands.add_parser("held-out", parents=[number], help="greedy answers to the held-out prompts")
+    train = commands.add_parser("train", parents=[number], help="train heads; resumes")
     train.add_argument("names", nargs="+", choices=sorted(loop.RECIPES), metavar="NAME", help=", ".join(loop.RECIPES))
     train.add_argument("--epochs", type=int, default=8)
     train.add_argument("--lr", type=float, default=loop.Schedule.lr)
     train.add_argument("--out", type=Path, default=heads.FOLDER, help="folder for weights, card and learning curve")
-    train.add_argument("--dialogues", type=int, default=None, help="only the first so many dialogues of the corpus")
+    train.add_argument("--shards", type=int, default=None, help="only the first so many shards of each corpus")
     train.add_argument("--again", action="store_true", help="train anew what was trained on the same terms")
-    report = commands.add_parser("report", help="measure trained heads on the held-out text")
+    report = commands.add_parser("report", parents=[number], help="measure trained heads on the held-out text")
     report.add_argument("--heads", type=Path, default=heads.FOLDER)
     report.add_argument("--out", type=Path, default=runs.REPORT)
-    ranks = commands.add_parser("ranks", help="EAGLE-type heads by rank of the conditioning token")
+    ranks = commands.add_parser("ranks", parents=[number], help="EAGLE-type heads by rank of the conditioning token")
     ranks.add_argument("--heads", type=Path, default=heads.FOLDER)
     ranks.add_argument("--every", type=int, default=3, help="one in so many held-out texts")
     options = parser.parse_args()
     command = records.command("specnb.training")
-    pair = models.load_pair(dtype="bfloat16")
+    pair = models.load_pair(dtype=options.dtype)
     if options.what == "corpus":
         pair.target.set_attn_implementation("specnb_grouped")
-        settings = writing.Settings(rows=options.rows)
-        corpus.write(pair, options.tokens, command=command, settings=settings, seed=options.seed)
+        settings, more = writing.Settings(rows=options.rows), {}
+        if options.guided:
+            settings = replace(settings, question_temperature=0.8, longest_question=160, longest_answer=160)
+            more = {"folder": corpus.GUIDED, "openings": openings.openings()}
+        corpus.write(pair, options.tokens, command=command, settings=settings, seed=options.seed, **more)
     elif options.what == "held-out":
         runs.write_held_out(pair, command)
     elif options.what == "train":
         schedule = replace(loop.Schedule(epochs=options.epochs), lr=options.lr)
-        text = {"dialogues": corpus.load()[: options.dialogues], "ids": runs.vocabulary()}
+        text = {"dialogues": corpus.mixed(shards=options.shards), "ids": runs.vocabulary()}
         untrained = [name for name in options.names if options.again or not (options.out / f"{name}.json").exists()]
         layers = {loop.RECIPES[name].hidden_layer for name in untrained} - {None}
         if len(layers) > 1:  # one pass of the target for all of them

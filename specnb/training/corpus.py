@@ -1,10 +1,12 @@
 """The corpus on disk: shards of dialogues as uint16 tokens, with a manifest; written shard by shard, resumable."""
 
+import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from specnb import assets, models, prompts, records
 from specnb.training import writing
 
 FOLDER = assets.DATA / "corpus"
+GUIDED = FOLDER / "guided"  # questions with given first words
 SHARD = 100_000  # answer tokens in a shard
 WINDOW = 8  # words in a row shared with a held-out prompt throw a question away
 
@@ -67,6 +70,13 @@ def load(folder: Path = FOLDER, shards: int | None = None) -> list[writing.Dialo
     return [dialogue for shard in _shards(folder, shards) for dialogue in shard.dialogues()]
 
 
+def mixed(folders: Sequence[Path] = (FOLDER, GUIDED), shards: int | None = None) -> list[writing.Dialogue]:
+    """The dialogues of several corpora (of the first shards of each), a shard of each in turn; errors as ``load``."""
+    found = [list(_shards(folder, shards)) for folder in folders]
+    turns = chain.from_iterable(zip_longest(*found))
+    return [dialogue for shard in turns if shard is not None for dialogue in shard.dialogues()]
+
+
 def tokens(folder: Path = FOLDER) -> np.ndarray:
     """All dialogues of a corpus as one run of tokens, uint16; ValueError as for ``load``."""
     return np.concatenate([shard.tokens for shard in _shards(folder)])
@@ -104,25 +114,32 @@ def write(
     seed: int = 0,
     shard: int = SHARD,
     weights: str = assets.SMOLLM2_GGUF.sha256,
+    openings: Sequence[str] = (),
 ) -> dict:
     """Let the target write dialogues until the corpus holds so many answer tokens; returns the manifest.
 
     Each shard and then the manifest is written in one move; a killed run goes on from the last whole shard with a
     new stream of the same seed. Questions already asked, or that share WINDOW words in a row with a held-out
     prompt, are thrown away. Raises ValueError if the folder's corpus was written by another model or other settings.
+    openings: first words of questions, see ``writing.dialogues``.
     """
     settings = settings or writing.Settings()
     terms = {"model": {"name": pair.name, "sha256": weights}, "settings": asdict(settings), "seed": seed}
+    if openings:
+        terms["openings"] = hashlib.sha256(json.dumps(list(openings)).encode()).hexdigest()[:16]
     manifest = {**terms, "shards": []}
     if (folder / "manifest.json").exists():
         manifest = read_manifest(folder)
     for name, value in terms.items():
-        if manifest[name] != value:
-            raise ValueError(f"the corpus in {folder} was written with {name} {manifest[name]}, not with {value}")
+        if manifest.get(name) != value:
+            raise ValueError(f"the corpus in {folder} was written with {name} {manifest.get(name)}, not with {value}")
     asked = {tuple(words(pair.decode(d.question))) for d in load(folder)} if manifest["shards"] else set()
     wanted = _filter(pair, asked)
     number = 1 + max((int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz")), default=-1)
-    stream = writing.dialogues(pair.target, pair.tokenizer, settings, seed=_stream_seed(seed, number), wanted=wanted)
+    begun = [tuple(pair.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in openings]
+    stream = writing.dialogues(
+        pair.target, pair.tokenizer, settings, seed=_stream_seed(seed, number), wanted=wanted, openings=begun
+    )
     have = sum(entry["answer_tokens"] for entry in manifest["shards"])
     with tqdm(total=target_answer_tokens, initial=have, unit="token", unit_scale=True, disable=assets.QUIET) as bar:
         while have < target_answer_tokens:

@@ -12,31 +12,44 @@ import pandas as pd
 import torch
 
 from specnb import assets, heads, metrics, models, records
-from specnb.training import branches, corpus, evaluation, features, loop, writing
+from specnb.training import branches, corpus, evaluation, features, loop, starts, writing
 
-VOCABULARY, VOCABULARY_SHARDS = 8192, 6
+VOCABULARY, VOCABULARY_SHARDS = 8192, 3
 TREE_ROOTS = 16  # TALF: target-built trees in each dialogue, the paper has one at every position
 HELD_OUT = corpus.FOLDER / "held_out.npz"
 RANKS = assets.DATA / "results" / "heads_by_rank"
 REPORT = assets.DATA / "results" / "heads_held_out"
 
 
-def sequences(pair: models.Pair, dialogues: Sequence[writing.Dialogue]) -> list[tuple[list[int], tuple[int, ...]]]:
-    """(prompt, answer) token ids of dialogues, the chat template put back around the question."""
-    before, after = writing.template(pair.tokenizer)
-    return [([*before, *d.question, *after], d.answer) for d in dialogues]
+def sequences(
+    pair: models.Pair, dialogues: Sequence[writing.Dialogue], *, questions: bool = False
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt, answer) token ids of dialogues, the chat template put back around the question.
+
+    questions: what follows the template's opening counts as answer, for the target has written that too.
+    """
+    before, after = map(list, writing.template(pair.tokenizer))
+    if questions:
+        return [(before, [*d.question, *after, *d.answer]) for d in dialogues]
+    return [([*before, *d.question, *after], list(d.answer)) for d in dialogues]
 
 
-def vocabulary(folder: Path = corpus.FOLDER) -> torch.Tensor:
-    """The draft vocabulary: counted on the corpus' first shards, so that a grown corpus keeps features and heads."""
-    return features.vocabulary(corpus.load(folder, shards=VOCABULARY_SHARDS), VOCABULARY)
+def vocabulary(folders: Sequence[Path] = (corpus.FOLDER, corpus.GUIDED)) -> torch.Tensor:
+    """The draft vocabulary: counted on the first shards of each corpus, so that they can grow under trained heads."""
+    return features.vocabulary(corpus.mixed(folders, VOCABULARY_SHARDS), VOCABULARY)
 
 
 def corpus_features(
-    pair: models.Pair, dialogues: Sequence[writing.Dialogue], ids: torch.Tensor, layers: Sequence[int]
+    pair: models.Pair,
+    dialogues: Sequence[writing.Dialogue],
+    ids: torch.Tensor,
+    layers: Sequence[int],
+    *,
+    questions: bool = False,
 ) -> features.Features:
-    """Features of dialogues, from the cache if they are there."""
-    return features.compute(pair, heads.Frozen.of(pair.target, ids), sequences(pair, dialogues), layers)
+    """Features of dialogues, from the cache if they are there; questions: see ``sequences``."""
+    texts = sequences(pair, dialogues, questions=questions)
+    return features.compute(pair, heads.Frozen.of(pair.target, ids), texts, layers)
 
 
 def train(
@@ -76,13 +89,16 @@ def train(
     if card.exists() and not again and json.loads(card.read_text(encoding="utf-8")).get("terms") == terms:
         print(f"{name} is trained already on these terms: {card}")
         return
-    data = corpus_features(pair, dialogues, ids, [recipe.hidden_layer] if recipe.hidden_layer else [])
+    layers = [] if recipe.hidden_layer is None else sorted({recipe.hidden_layer, -1})
+    data = corpus_features(pair, dialogues, ids, layers, questions=True)
     torch.manual_seed(schedule.seed)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
     frozen, head = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec)
     if parent is None:
-        heads.start_from(head, pair.target)
+        starts.from_target(head, pair.target, recipe.hidden_layer)
     head = head.to(pair.target.device, torch.float32).train()
+    if recipe.kind == "edd" and layers:
+        starts.look_at_states(head, frozen, data, recipe.hidden_layer)
     rows = range(len(data))[: recipe.first]
     trees = branches.compute(pair.target, frozen, data, rows, k=recipe.trees, m=TREE_ROOTS) if recipe.trees else None
     run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
@@ -97,6 +113,7 @@ def train(
         "data": {
             "dialogues": len(rows),
             "answer_tokens": sum(len(dialogues[i].answer) for i in rows),
+            "question_tokens": sum(len(dialogues[i].question) for i in rows),
             "trees": trees and f"{len(trees.dialogues)} dialogues with {TREE_ROOTS} trees of width {recipe.trees} each",
         },
         "steps": curve[-1]["step"],

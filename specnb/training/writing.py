@@ -4,7 +4,7 @@ Every row of the batch is one dialogue in the making. Each forward pass feeds on
 finished starts the next dialogue at once, so that no row ever waits for the longest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -133,10 +133,12 @@ def dialogues(
     *,
     seed: int,
     wanted: Callable[[tuple[int, ...]], bool] = lambda question: True,
+    openings: Sequence[tuple[int, ...]] = (),
 ) -> Iterator[Dialogue]:
     """Dialogues without end, in the order in which they are finished; every second one answers greedily.
 
     wanted(question) is asked before an answer is written: False throws the question away.
+    openings: token ids that questions begin with, one of them drawn for each; without any the question is free.
     """
     before, after = template(tokenizer)
     end, rows, start = after[0], settings.rows, len(before) - 1
@@ -149,7 +151,12 @@ def dialogues(
         places.fill_(place)
         _step(model, torch.full((rows,), token, device=device), places, cache)
     places.fill_(start)
-    writing = [Row(greedy=row % 2 == 0) for row in range(rows)]
+
+    def fresh(number: int) -> Row:
+        opening = openings[int(torch.randint(len(openings), (), generator=generator))] if openings else ()
+        return Row(greedy=number % 2 == 0, question=list(opening), forced=list(opening[::-1]))
+
+    writing = [fresh(row) for row in range(rows)]
     tokens = torch.full((rows,), before[-1], device=device)
     for step in count(1):
         logits = _step(model, tokens, places, cache)
@@ -179,7 +186,7 @@ def dialogues(
                     yield Dialogue(tuple(row.question), tuple(row.answer), row.greedy)
             if again:
                 rows += 1
-                writing[i], feed[i], places[i] = Row(greedy=rows % 2 == 0), before[-1], start
+                writing[i], feed[i], places[i] = fresh(rows), before[-1], start
         tokens = torch.tensor(feed, device=device)
         if step % SORT_EVERY == 0:
             order = places.argsort(stable=True)
