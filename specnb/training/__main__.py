@@ -57,7 +57,7 @@ def main() -> None:
         schedule = replace(loop.Schedule(epochs=options.epochs), lr=options.lr)
         text = {"dialogues": corpus.mixed(shards=options.shards), "ids": runs.vocabulary()}
         untrained = [name for name in options.names if options.again or not (options.out / f"{name}.json").exists()]
-        layers = {loop.RECIPES[name].hidden_layer for name in untrained} - {None}
+        layers = set().union(*(loop.RECIPES[name].layers for name in untrained))
         if len(layers) > 1:  # one pass of the target for all of them
             runs.corpus_features(pair, text["dialogues"], text["ids"], sorted(layers))
         for name in options.names:

@@ -58,6 +58,11 @@ class Recipe:
     trees: int = 0
     first: int | None = None
 
+    @property
+    def layers(self) -> set[int]:
+        """The target's states that training takes: the one that is read, and the last, which is to be foretold."""
+        return set() if self.hidden_layer is None else {self.hidden_layer, -1}
+
 
 def edd_recipe(layer: int | None = -4, **options) -> Recipe:
     return Recipe("edd", partial(losses.edd_loss, layer=layer, **options), layer)

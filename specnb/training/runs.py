@@ -89,15 +89,14 @@ def train(
     if card.exists() and not again and json.loads(card.read_text(encoding="utf-8")).get("terms") == terms:
         print(f"{name} is trained already on these terms: {card}")
         return
-    layers = [] if recipe.hidden_layer is None else sorted({recipe.hidden_layer, -1})
-    data = corpus_features(pair, dialogues, ids, layers, questions=True)
+    data = corpus_features(pair, dialogues, ids, sorted(recipe.layers), questions=True)
     torch.manual_seed(schedule.seed)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
     frozen, head = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec)
     if parent is None:
         starts.from_target(head, pair.target, recipe.hidden_layer)
     head = head.to(pair.target.device, torch.float32).train()
-    if recipe.kind == "edd" and layers:
+    if recipe.kind == "edd" and recipe.layers:
         starts.look_at_states(head, frozen, data, recipe.hidden_layer)
     rows = range(len(data))[: recipe.first]
     trees = branches.compute(pair.target, frozen, data, rows, k=recipe.trees, m=TREE_ROOTS) if recipe.trees else None
