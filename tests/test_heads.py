@@ -66,7 +66,7 @@ def test_edd_begins_as_the_targets_last_layer():
         )
 
     assert not torch.allclose(last(), states[-1], atol=1e-2)
-    starts.from_target(head, model, -2)
+    starts.from_target(head, model)
     assert torch.allclose(last(), states[-1], atol=1e-5)
 
 

@@ -61,7 +61,7 @@ class Recipe:
     @property
     def layers(self) -> set[int]:
         """The target's states that training takes: the one that is read, and the last, which is to be foretold."""
-        return set() if self.hidden_layer is None else {self.hidden_layer, -1}
+        return set() if self.kind == "vdm" else {self.hidden_layer or -1, -1}
 
 
 def edd_recipe(layer: int | None = -4, **options) -> Recipe:

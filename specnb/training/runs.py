@@ -94,10 +94,12 @@ def train(
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
     frozen, head = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec)
     if parent is None:
-        starts.from_target(head, pair.target, recipe.hidden_layer)
+        starts.from_target(head, pair.target)
     head = head.to(pair.target.device, torch.float32).train()
-    if recipe.kind == "edd" and recipe.layers:
-        starts.look_at_states(head, frozen, data, recipe.hidden_layer)
+    if recipe.kind == "edd":
+        starts.look(head, frozen, data, recipe.hidden_layer)
+    if recipe.kind == "eagle" and parent is None:
+        starts.foretell(head, frozen, data)
     rows = range(len(data))[: recipe.first]
     trees = branches.compute(pair.target, frozen, data, rows, k=recipe.trees, m=TREE_ROOTS) if recipe.trees else None
     run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]

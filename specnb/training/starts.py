@@ -1,8 +1,8 @@
-"""Where training begins: heads made of the target's own layers, and edd's eyes on the latest state.
+"""Where training begins: heads that foretell the target's next state as well as linear maps can.
 
-An edd meets the target's state only through attention. Begun as one of the target's layers it does not learn, in a
-million tokens, to look there: its agreement at depth 1 stays that at depth 5. So most of its heads begin by looking at
-the latest state they may see, and by carrying from it what a linear map needs to foretell the next one.
+Begun at random, or as one of the target's own layers, a head learns in a million tokens to read the state it is given
+and next to nothing from the token beside it, whose embedding is a fourteenth of a state's size. A linear map knows what
+both are worth before the first step: so EAGLE's input layer begins as one, and so do most of edd's attention heads.
 """
 
 import torch
@@ -10,42 +10,33 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.heads import Eagle, Edd, Frozen, Vdm
+from specnb.layers import Spec
 from specnb.training.features import Features
 
-SAMPLE = 40_000  # tokens that means and maps are taken from
+SAMPLE = 60_000  # tokens that means and maps are taken from
 
 
 @torch.no_grad()
-def from_target(head: nn.Module, model: PreTrainedModel, hidden_layer: int | None = None) -> None:
-    """Begin training well: a vdm from the target's first and last layers, edd from those that read its states.
+def from_target(head: nn.Module, model: PreTrainedModel) -> None:
+    """Begin with the target's own layers: a vdm with its first and last, an edd with the last.
 
-    EAGLE begins as the identity: fc passes the feature through, the layer adds nothing yet. hidden_layer: the state
-    that an edd reads; its attention comes from the layer of the target that reads this state, or from the last.
+    An EAGLE's layer adds nothing yet; Medusa's blocks begin at zero by themselves.
     Raises KeyError or RuntimeError from torch if an edd or a vdm is to start from layers that are not of Llama's make.
     """
+    layers = model.base_model.layers
     if isinstance(head, Vdm):
-        layers = model.base_model.layers
         for ours, theirs in zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True):
             ours.load_state_dict(theirs.state_dict())
     if isinstance(head, Edd):
-        layers = model.base_model.layers
-        _copy(head.layer, layers[min(hidden_layer or -1, -2) + 1], layers[-1])
+        _copy(head.layer, layers[-1])
     if isinstance(head, Eagle):
-        width = head.fc.out_features
-        nn.init.normal_(head.fc.weight, std=0.02)
-        head.fc.weight[:, width:] += torch.eye(width)
-        for part in (head.fc.bias, head.layer.o_proj.weight, head.layer.down_proj.weight):
+        for part in (head.layer.o_proj.weight, head.layer.down_proj.weight):
             part.zero_()
 
 
-def _copy(layer: nn.Module, reader: nn.Module, last: nn.Module) -> None:
-    """Attention and its norm from one layer of the target, the rest from its last; shared key heads become copies."""
-    found = {
-        name.removeprefix("self_attn.").removeprefix("mlp."): weight
-        for part, wanted in ((last, False), (reader, True))
-        for name, weight in part.state_dict().items()
-        if name.startswith(("self_attn.", "input_layernorm.")) == wanted
-    }
+def _copy(layer: nn.Module, theirs: nn.Module) -> None:
+    """A layer of the target's; key heads that it shares among query heads become copies."""
+    found = {name.removeprefix("self_attn.").removeprefix("mlp."): w for name, w in theirs.state_dict().items()}
     for name in ("k_proj.weight", "v_proj.weight"):
         shared = found[name].unflatten(0, (-1, layer.spec.head_width))
         found[name] = shared.repeat_interleave(layer.spec.key_heads // len(shared), 0).flatten(0, 1)
@@ -53,59 +44,87 @@ def _copy(layer: nn.Module, reader: nn.Module, last: nn.Module) -> None:
 
 
 @torch.no_grad()
-def look_at_states(head: Edd, frozen: Frozen, data: Features, hidden_layer: int) -> None:
-    """Turn all attention heads but every third to the latest state: it wins their attention and foretells the next.
+def foretell(head: Eagle, frozen: Frozen, data: Features) -> None:
+    """EAGLE's fc begins as the ridge regression of a token's feature on its embedding and the feature before it."""
+    rows = _sample(data)
+    features = data.hidden[-1]
+    x = torch.cat([_embedded(frozen, data, rows), features[rows - 1].to(frozen.rows.device).float()], 1)
+    y = features[rows].to(x)
+    scale = x.std(0) + 1e-6
+    weight = _ridge((x - x.mean(0)) / scale, y - y.mean(0)) / scale[:, None]  # (2 · width, width)
+    head.fc.weight.copy_(weight.T)
+    head.fc.bias.copy_(y.mean(0) - x.mean(0) @ weight)
 
-    data: features of the text that is trained on, with the states of this layer and of the last.
-    Among normed rows x, w_q · x is about 1 for embedded tokens, w_k · x about 1 for states and 0 for tokens, so that
-    a token's query and a state's key are fixed vectors, turned by their positions: scores fall with the distance. The
-    values are the state's principal components at unit variance; the output is their ridge regression of the target's
-    next state before its final norm, at the strength that the copied layer's output has.
+
+@torch.no_grad()
+def look(head: Edd, frozen: Frozen, data: Features, hidden_layer: int | None) -> None:
+    """Turn half of the attention heads to the latest state, half to the row's own token; the MLP adds nothing yet.
+
+    data: features of the text that is trained on, with the states of this layer and of the last; None: an edd without
+    states looks at tokens only. Among normed rows x, w_q · x is about 1 for embedded tokens, w_k · x about 1 for the
+    rows that a head looks at and 0 for others, so that queries and keys are fixed vectors, turned by their positions:
+    scores fall with the distance. Values and output are the ridge regression of the target's next state before its
+    final norm on both kinds of row, at the rank that the heads have, for states one and two places old.
     """
-    layer, spec, device = head.layer, head.layer.spec, frozen.rows.device
-    rows = torch.randperm(len(data.tokens) - 1, generator=torch.Generator().manual_seed(0))[:SAMPLE] + 1
-    states = data.hidden[hidden_layer][rows - 1].to(device).float()
-    usual = states.norm(dim=-1) < 4 * states.norm(dim=-1).median()  # a text's first states are of another size
-    rows, states = rows[usual.cpu()], layer.input_layernorm(states[usual])
-    embedded = frozen.embedding[data.tokens[rows].to(device)].float()
-    tokens = layer.input_layernorm(embedded)
-    following = data.hidden[-1][rows].to(device).float() / frozen.norm.weight.float()
-    w_q = _ridge(tokens, torch.ones(len(tokens), 1, device=device))[:, 0]
-    is_state = torch.cat([torch.ones(len(states), 1), torch.zeros(len(tokens), 1)]).to(device)
-    w_k = _ridge(torch.cat([states, tokens]), is_state)[:, 0]
-    looking = [h for h in range(spec.attention_heads) if h % 3 != 1]
-    centred = states - states.mean(0)
-    directions, variances, _ = torch.linalg.svd(centred.T @ centred / len(centred))
-    count = len(looking) * spec.head_width
-    values = directions[:, :count] / (variances[:count].sqrt() + 1e-3)  # (width, count)
-    carried = states @ values
-    output = _ridge(carried, following, 1e-2)  # (count, width)
-    x, places = embedded[None, :256], torch.arange(min(256, len(embedded)), device=device)
-    added = layer.attention(x, places, *layer.keys_values(x, places), None)
-    output *= (added.square().mean() / (carried @ output).square().mean()).sqrt()
-    half = spec.head_width // 2
-    falling = _falling(spec.theta, half).to(device)
-    query = torch.cat([falling[:half], -falling[half:]]) * spec.head_width**0.5
-    key = torch.cat([torch.ones(half), torch.zeros(half)]).to(device)
-    for part, h in zip(range(0, count, spec.head_width), looking, strict=True):
-        place, block = slice(h * spec.head_width, (h + 1) * spec.head_width), slice(part, part + spec.head_width)
-        layer.q_proj.weight[place], layer.k_proj.weight[place] = torch.outer(query, w_q), torch.outer(key, w_k)
-        layer.v_proj.weight[place], layer.o_proj.weight[:, place] = values[:, block].T, output[block].T
+    layer, spec = head.layer, head.layer.spec
+    rows = _sample(data)
+    old = torch.randint(1, 3, (len(rows),), generator=torch.Generator().manual_seed(1))
+    embedded = _embedded(frozen, data, rows)
+    parts = [layer.input_layernorm(embedded)]
+    following = data.hidden[-1][rows].to(embedded) / frozen.norm.weight.float() - embedded
+    scores, ones = [_falling(spec, slope=3.0, steep=6, first=0)], torch.arange(spec.head_width) < spec.head_width // 2
+    if hidden_layer is not None:
+        parts.append(layer.input_layernorm(data.hidden[hidden_layer][rows - old].to(embedded)))
+        scores.append(_falling(spec, slope=1.5, steep=12, first=1))
+    w_q = _ridge(parts[0], torch.ones(len(rows), 1).to(embedded))[:, 0]
+    scales = [x.std(0) + 1e-6 for x in parts]
+    joint = _ridge(torch.cat([x / scale for x, scale in zip(parts, scales, strict=True)], 1), following)
+    for weight in (layer.o_proj.weight, layer.down_proj.weight):
+        weight.zero_()
+    half, carried = spec.attention_heads // 2, []
+    count = half * spec.head_width
+    for i, (x, scale, score) in enumerate(zip(parts, scales, scores, strict=True)):
+        weight = joint[i * spec.width : (i + 1) * spec.width] / scale[:, None]
+        fit = x @ weight
+        values = weight @ torch.linalg.eigh(fit.T @ fit).eigenvectors[:, -count:]  # (width, count)
+        values = values / ((x @ values).std(0) + 1e-6)
+        is_x = torch.cat([torch.full((len(part), 1), float(part is x)) for part in parts]).to(x)
+        w_k = _ridge(torch.cat(parts), is_x)[:, 0]
+        place, carried = slice(i * count, (i + 1) * count), [*carried, x @ values]
+        layer.q_proj.weight[place] = torch.outer(score.to(x), w_q).repeat(half, 1)
+        layer.k_proj.weight[place] = torch.outer(ones.to(x), w_k).repeat(half, 1)
+        layer.v_proj.weight[place] = values.T
+    output = _ridge(torch.cat(carried, 1), following)
+    layer.o_proj.weight[:, : len(output)] = output.T
 
 
-def _ridge(x: Tensor, y: Tensor, strength: float = 1e-3) -> Tensor:
+def _sample(data: Features) -> Tensor:
+    """SAMPLE rows, rising, that have three others of their dialogue before them; a text's first state is an outlier."""
+    place = torch.arange(len(data.tokens)) - data.start[:-1].repeat_interleave(data.start.diff())
+    rows = (place >= 3).nonzero()[:, 0]
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:SAMPLE]].sort().values
+
+
+def _embedded(frozen: Frozen, data: Features, rows: Tensor) -> Tensor:
+    return frozen.embedding[data.tokens[rows].to(frozen.embedding.device)].float()
+
+
+def _ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
     """(a, b) weights of the ridge regression of y (n, b) on x (n, a), without intercept."""
     gram = x.T @ x / len(x)
     return torch.linalg.solve(gram + strength * gram.diagonal().mean() * torch.eye(len(gram)).to(x), x.T @ y / len(x))
 
 
-def _falling(theta: float, half: int, slope: float = 1.5, steep: int = 12) -> Tensor:
-    """(2 · half,) cosine and sine weights at the rotary frequencies of a score that falls with the distance.
+def _falling(spec: Spec, *, slope: float, steep: int, first: int) -> Tensor:
+    """(head_width,) query against a key of ones and zeros, for a score that falls with the distance from ``first`` on.
 
-    By slope a step over the distances that a block has, a fifth of that up to 60; least squares, with a small ridge.
+    By slope a step up to ``steep``, a fifth of that up to 60; least squares over the rotary waves, with a small ridge.
     """
-    distance = torch.arange(1, 60, dtype=torch.float64)
-    angle = distance[:, None] / theta ** (torch.arange(half, dtype=torch.float64) / half)
+    half, distance = spec.head_width // 2, torch.arange(first, 60, dtype=torch.float64)
+    angle = distance[:, None] / spec.theta ** (torch.arange(half, dtype=torch.float64) / half)
     score = -slope * torch.minimum(distance, steep + (distance - steep).clamp_min(0) / 5)
-    waves = torch.cat([angle.cos(), angle.sin()], 1)
-    return torch.linalg.solve(waves.T @ waves + 0.05 * torch.eye(2 * half), waves.T @ (score - score.mean())).float()
+    waves = torch.cat([angle.cos(), -angle.sin()], 1)
+    weights = torch.linalg.solve(
+        waves.T @ waves + 0.05 * torch.eye(2 * half, dtype=torch.float64), waves.T @ (score - score.mean())
+    )
+    return weights.float() * spec.head_width**0.5
