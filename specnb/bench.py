@@ -13,7 +13,7 @@ import sys
 
 import pandas as pd
 
-from specnb import assets, costs, heads, measures, methods, models, packing, prompts, records, side_by_side, sweep
+from specnb import costs, heads, measures, methods, models, packing, prompts, records, side_by_side, sweep
 from specnb.prompts import choose
 from specnb.racing import generate, load, peers, race, ratios, same_text
 from specnb.tree import Drawn
@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> None:
     wanted = cells(options)
     named = {methods.method(name).head for name in options.methods} - {None, "pair"}
     named |= {"vdm"} if "assistant" in options.methods and options.pair == models.EMBEDDED else set()
-    hashes = {name: assets.sha256(heads.FOLDER / f"{name.partition('@')[0]}.safetensors") for name in sorted(named)}
-    facts = {"pair": options.pair, "dtype": "float32" if options.texts else options.dtype, "head_sha256": hashes}
+    facts = {"pair": options.pair, "dtype": "float32" if options.texts else options.dtype}
+    facts |= {"head_sha256": heads.hashes(named)}
     records.add_run(f"{options.out}.json", records.command("specnb.bench"), **facts)
     one, results = side_by_side.measure, side_by_side.RESULTS
     if options.texts:
@@ -107,7 +107,10 @@ def price(options: argparse.Namespace) -> None:
     names = [one for name in options.prompts for one in prompts.chosen(name)]
     ids = [pair.encode(prompts.text(name)) for name in names]
     length = {"max_new_tokens": options.tokens}
+    named = options.heads or options.curves or options.verify or options.sampled or [options.building]
+    named = {made.head for made in known.values()} if known else set(named)
     facts = {"pair": options.pair, "dtype": options.dtype, "packed": options.packed}
+    facts |= {"head_sha256": heads.hashes(named - {None, "pair"})}
     if options.heads:
         frame = costs.draft_costs(pair, options.heads)
         facts |= {"frontier": 8, "prefix": 200}

@@ -34,12 +34,7 @@ LARGEST = growth.DynaTree(10, 4, 0.01, 4000)  # what is recorded for replay: eve
 @cache
 def vocabulary(name: str) -> int:
     """How many tokens a trained head can draft, from its card."""
-    return json.loads(_file(name, "json").read_text(encoding="utf-8"))["vocabulary"]
-
-
-def _file(name: str, kind: str) -> Path:
-    """A trained head's file; its temperature ("edd@1.3") is none of its own."""
-    return heads.FOLDER / f"{name.partition('@')[0]}.{kind}"
+    return json.loads((heads.FOLDER / f"{name.partition('@')[0]}.json").read_text(encoding="utf-8"))["vocabulary"]
 
 
 def check_dynatree(draft_name: str, depth: int, branch: int, threshold: float, budget: int, **_) -> None:
@@ -210,8 +205,7 @@ def record(options: argparse.Namespace, drafts: Sequence[str] | None = None, **f
     """Say in OUT.json, before the first cell, who writes to OUT.csv: command, versions, and each head by its hash."""
     command = records.command("specnb.grids")
     drafts = [options.draft] if drafts is None else drafts
-    hashes = {name: assets.sha256(_file(name, "safetensors")) for name in drafts}
-    records.add_run(f"{options.out}.json", command, head_sha256=hashes, **facts)
+    records.add_run(f"{options.out}.json", command, head_sha256=heads.hashes(drafts), **facts)
 
 
 WORK = {

@@ -6,6 +6,7 @@ their rows of the target's output matrix. On disk a head is NAME.safetensors wit
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -129,6 +130,11 @@ def fingerprint(model: PreTrainedModel) -> str:
         rows = weight.detach()[:: max(1, len(weight) // 64)].to("cpu", torch.bfloat16).contiguous()
         digest.update(name.encode() + rows.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def hashes(names: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
+    """SHA-256 of trained heads' weights: what recordings say of them. A heat ("edd@1.3") is none of the file's name."""
+    return {name: assets.sha256(folder / f"{name.partition('@')[0]}.safetensors") for name in sorted(set(names))}
 
 
 def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from specnb import growth, measures, prompts, records, sweep
+from specnb import growth, heads, measures, prompts, records, sweep
 from specnb.decode import steps
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.exact import accepted_given, expectation
@@ -149,7 +149,8 @@ def main() -> None:
     cells = [{**cell, "task": task[cell["prompt"]], "tokens": options.tokens} for cell in grid]
     sweep.run(measure, cells, f"{options.out}.csv", results=RESULTS, retry=options.retry)
     command = records.command("specnb.paired")
-    records.add_run(f"{options.out}.json", command, pair=measures.pair("bfloat16").name, dtype="bfloat16")
+    facts = {"pair": measures.pair("bfloat16").name, "dtype": "bfloat16", "head_sha256": heads.hashes(options.drafts)}
+    records.add_run(f"{options.out}.json", command, **facts)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out:
         records.write_json(card, {**json.loads(card.read_text(encoding="utf-8")), "held_out": figures})
         print(tables[-1].round(3).to_string(index=False), flush=True)
     table = pd.concat(tables, ignore_index=True)
-    records.write_table(out, table, command)
+    records.write_table(out, table, command, head_sha256=heads.hashes([path.stem for path in paths], folder))
     return table
 
 
@@ -188,8 +188,8 @@ def report_ranks(
 
     ece: standard, of the largest probability; ece_paper: the paper's, of the probability of the target's token.
     """
-    dialogues, tables = held_out(), []
-    for name in ("eagle", "hass", "talf"):
+    dialogues, tables, names = held_out(), [], ("eagle", "hass", "talf")
+    for name in names:
         head, spec, frozen = heads.load(folder / name, pair.target)
         data = corpus_features(pair, dialogues, frozen.ids.cpu(), [-1])
         found = evaluation.by_rank(head, spec, frozen, pair.target, data, roots=8, every=every)
@@ -201,5 +201,5 @@ def report_ranks(
             }
             tables.append({"head": name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(rows)})
     table = pd.DataFrame(tables)
-    records.write_table(out, table, command)
+    records.write_table(out, table, command, head_sha256=heads.hashes(names, folder))
     return table
