@@ -69,7 +69,7 @@ def edd_recipe(layer: int | None = -4, **options) -> Recipe:
 
 
 def after_eagle(loss: Loss, trees: int = 0) -> Recipe:
-    return Recipe("eagle", loss, -1, parent="eagle", trees=trees, first=1000)
+    return Recipe("eagle", loss, -1, parent="eagle", trees=trees, first=2000)
 
 
 EDD_LAYERS = (-1, -2, -8, -15, -22, -29)  # beside -4, for the paper's figure 5
