@@ -32,7 +32,8 @@ class Spec:
         """A head with the proportions of the target's own layers.
 
         An edd has as many key heads as query heads, though the target may share them: what it learns of the target's
-        states passes through its keys and values alone.
+        states passes through its keys and values alone. A vdm's layers have half of the target's inner width, so that
+        two of them are no larger than another head.
         """
         config = model.config.get_text_config()
         heads = config.num_attention_heads
@@ -45,7 +46,7 @@ class Spec:
             attention_heads=heads,
             key_heads=keys or heads,
             head_width=width or config.hidden_size // heads,
-            mlp=config.intermediate_size,
+            mlp=config.intermediate_size // (2 if kind == "vdm" else 1),
             theta=float(theta),
             epsilon=getattr(config, "rms_norm_eps", 1e-5),
             hidden_layer=hidden_layer,

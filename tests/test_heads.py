@@ -70,6 +70,28 @@ def test_edd_begins_as_the_targets_last_layer():
     assert torch.allclose(last(), states[-1], atol=1e-5)
 
 
+@torch.no_grad()
+def test_a_vdm_begins_with_the_longest_units_of_the_targets_first_and_last_layer():
+    """Where half of an MLP's units add nothing, the vdm's half of them is the whole layer; else it is not."""
+    model, ids = llama(num_key_value_heads=1), torch.arange(9)[None]
+    head = heads.Vdm(heads.Spec.like(model, "vdm", count=2))
+    states, position = model.get_input_embeddings()(ids), torch.arange(9)[None]
+    rotation = model.base_model.rotary_emb(states, position)
+
+    def far_apart() -> list[float]:
+        starts.from_target(head, model)
+        theirs = [model.base_model.layers[0], model.base_model.layers[-1]]
+        return [
+            float((a(states, position_embeddings=rotation) - b(states, position_embeddings=rotation)).abs().max())
+            for a, b in zip(head.model.layers, theirs, strict=True)
+        ]
+
+    assert min(far_apart()) > 1e-3
+    for layer in model.base_model.layers:
+        layer.mlp.down_proj.weight[:, 1::2] = 0
+    assert max(far_apart()) < 1e-5
+
+
 class Compared:
     """A draft model that checks every frontier it expands against the training pass, path by path."""
 

@@ -26,12 +26,20 @@ def from_target(head: nn.Module, model: PreTrainedModel) -> None:
     layers = model.base_model.layers
     if isinstance(head, Vdm):
         for ours, theirs in zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True):
-            ours.load_state_dict(theirs.state_dict())
+            ours.load_state_dict(_narrowed(theirs.state_dict(), len(ours.mlp.gate_proj.weight)))
     if isinstance(head, Edd):
         _copy(head.layer, layers[-1])
     if isinstance(head, Eagle):
         for part in (head.layer.o_proj.weight, head.layer.down_proj.weight):
             part.zero_()
+
+
+def _narrowed(layer: dict[str, Tensor], inner: int) -> dict[str, Tensor]:
+    """A layer's weights with so many of its MLP's inner units: those whose three weight vectors are longest."""
+    ways = {f"mlp.{name}_proj.weight": dim for name, dim in (("gate", 1), ("up", 1), ("down", 0))}
+    length = torch.stack([layer[name].norm(dim=dim) for name, dim in ways.items()]).prod(0)
+    kept = length.topk(inner).indices.sort().values
+    return layer | {name: layer[name].index_select(1 - dim, kept) for name, dim in ways.items()}
 
 
 def _copy(layer: nn.Module, theirs: nn.Module) -> None:
