@@ -133,8 +133,20 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def hashes(names: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
-    """SHA-256 of trained heads' weights: what recordings say of them. A heat ("edd@1.3") is none of the file's name."""
-    return {name: assets.sha256(folder / f"{name.partition('@')[0]}.safetensors") for name in sorted(set(names))}
+    """SHA-256 of trained heads' weights: what recordings say of them. ValueError if one is missing.
+
+    A heat ("edd@1.3") is none of the file's name.
+    """
+    return {name: assets.sha256(_files(folder / name.partition("@")[0])[0]) for name in sorted(set(names))}
+
+
+def _files(path: Path) -> tuple[Path, Path]:
+    """Weights and card of a trained head; ValueError naming the heads that are there, if they are not."""
+    weights, card = path.with_suffix(".safetensors"), path.with_suffix(".json")
+    if not weights.exists() or not card.exists():
+        known = sorted(p.stem for p in path.parent.glob("*.safetensors"))
+        raise ValueError(f"no trained head {path.name!r} in {path.parent}: known are {', '.join(known) or 'none'}")
+    return weights, card
 
 
 def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, path: Path) -> None:
@@ -150,11 +162,7 @@ def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Fro
 
     Raises ValueError if the file is missing, damaged or truncated, or was trained for another target.
     """
-    path = FOLDER / name if isinstance(name, str) else Path(name)
-    weights, card = path.with_suffix(".safetensors"), path.with_suffix(".json")
-    if not weights.exists() or not card.exists():
-        known = sorted(p.stem for p in path.parent.glob("*.safetensors"))
-        raise ValueError(f"no trained head {path.name!r} in {path.parent}: known are {', '.join(known) or 'none'}")
+    weights, card = _files(FOLDER / name if isinstance(name, str) else Path(name))
     facts, data = json.loads(card.read_text(encoding="utf-8")), weights.read_bytes()
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
         raise ValueError(

@@ -13,6 +13,7 @@ def results(tmp_path):
     (tmp_path / "drafts").mkdir()
     for name in ("eagle", "edd"):
         (tmp_path / "drafts" / f"{name}.safetensors").write_bytes(name.encode())
+        (tmp_path / "drafts" / f"{name}.json").write_text("{}")
     now = heads.hashes(["eagle", "edd"], tmp_path / "drafts")
     run = {"command": "python -m specnb.grids one", "date": "2026-01-02", "processor": "a", "head_sha256": now}
     older = {**run, "command": "python -m specnb.grids two", "date": "2026-01-01", "head_sha256": {"edd": "0"}}
@@ -53,6 +54,11 @@ def test_doing_it_again_takes_a_recordings_own_files_away_first(results):
     assert len(recordings.again(table, ["race*"], folder)) == 5
     with pytest.raises(ValueError, match="no recording is named 'ptd': known are gone, hot, prompts, race, race_long"):
         recordings.again(table, ["ptd"], folder)
+
+
+def test_hashes_of_an_unknown_head_name_the_known_ones(results):
+    with pytest.raises(ValueError, match=r"no trained head 'hass' in .*: known are eagle, edd"):
+        heads.hashes(["edd@1.3", "hass"], results[1])
 
 
 def test_a_file_without_a_command_is_refused(results):
