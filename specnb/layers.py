@@ -93,17 +93,13 @@ class Layer(nn.Module):
 
         mask: bool, broadcastable to (B, heads, n, m), True where a query may look; None is causal with n = m.
         """
-        x = x + self.attention(x, positions, keys, values, mask)
-        inner = self.post_attention_layernorm(x)
-        return x + self.down_proj(F.silu(self.gate_proj(inner)) * self.up_proj(inner))
-
-    def attention(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """What attention adds to x, arguments and shape as of the layer."""
         query = self._rotate(self._split(self.q_proj(self.input_layernorm(x))), positions)
         seen = F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
-        return self.o_proj(seen.transpose(1, 2).flatten(2))
+        x = x + self.o_proj(seen.transpose(1, 2).flatten(2))
+        inner = self.post_attention_layernorm(x)
+        return x + self.down_proj(F.silu(self.gate_proj(inner)) * self.up_proj(inner))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.spec.head_width)).transpose(1, 2)
