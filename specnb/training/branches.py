@@ -23,7 +23,7 @@ class Branches:
 
     dialogues: (B,) index; roots: (B, m) rows of the roots, counted from the dialogue's start;
     tokens: (B, 2, m, k) token ids; parents: (B, m, k) which of the first level's nodes each of the second hangs on;
-    soft: (B, 2, m, k, width) bf16, the soft row of the target's law after each node.
+    soft: (B, 2, m, k, width) float32, the soft row of the target's law after each node.
     """
 
     dialogues: Tensor
@@ -113,7 +113,9 @@ def compute(
     """
     kept, roots = choose_roots(data, dialogues, m, seed)
     key = hashlib.sha256(
-        json.dumps([heads.fingerprint(model), k, m, kept, roots.tolist(), frozen.ids.tolist()]).encode()
+        json.dumps(
+            [heads.fingerprint(model), str(frozen.rows.dtype), k, m, kept, roots.tolist(), frozen.ids.tolist()]
+        ).encode()
     )
     key.update(data.tokens.numpy().tobytes())
     file = assets.cache_dir() / "features" / f"branches-{key.hexdigest()[:16]}.pt"
@@ -145,5 +147,4 @@ def _tree(
         return grown[1], grown[2]
 
     states = torch.stack(score(model, data.tokens[begin:end], roots, grown[0], second))
-    soft = law(states).to(frozen.rows.dtype) @ frozen.rows
-    return torch.stack(grown[:2]), grown[2], soft.to("cpu", torch.bfloat16)
+    return torch.stack(grown[:2]), grown[2], (law(states) @ frozen.rows.float()).cpu()

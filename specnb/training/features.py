@@ -2,7 +2,10 @@
 
 For every token x_t of every dialogue (template included): the target's hidden states, and its law of the next
 token over the reduced vocabulary as a *soft row* e_t = Σ_x p(x | x_≤t) w_x, the expected output row. With frozen
-output rows W, the cross-entropy of a draft state h against p needs no more: log Σ exp(W h) − e_t · h.
+output rows W, the cross-entropy of a draft state h against p needs no more: log Σ exp(W h) − e_t · h. Soft rows are
+float32, from the very rows that training uses: where all logits shift alike this loss is flat only if e_t is exact,
+and a draft state without a norm behind it grows without end along what rounding e_t to bf16 leaves (measured: to fifty
+times a state's length, at a loss below zero).
 """
 
 import hashlib
@@ -40,7 +43,7 @@ def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
 class Features:
     """N tokens of n dialogues, end to end; dialogue i is start[i]:start[i + 1] and its answer begins at answer[i].
 
-    tokens: (N,) int64; hidden: layer → (N, width) bf16; soft: (N, width) bf16, the soft rows e;
+    tokens: (N,) int64; hidden: layer → (N, width) bf16; soft: (N, width) float32, the soft rows e;
     best, best_p: (N, TOP) columns and probabilities of the likeliest next tokens, over the reduced vocabulary.
     """
 
@@ -68,11 +71,11 @@ def compute(
     """Run the target over (prompt, answer) token sequences and keep what heads need, as arrays in the cache.
 
     Texts go to the disk in runs of CHUNK, each computed once for the same target and vocabulary, so that a grown
-    corpus only adds to them. All arrays are then read into memory: 2 · width bytes a token for each layer and for
-    the soft row, and 40 more. OSError if the disk has no room.
+    corpus only adds to them. All arrays are then read into memory: 2 · width bytes a token for each layer, 4 · width
+    for the soft row, and 40 more. OSError if the disk has no room.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
-    base = json.dumps([heads.fingerprint(pair.target), frozen.ids.tolist()])
+    base = json.dumps([heads.fingerprint(pair.target), str(frozen.rows.dtype), frozen.ids.tolist()])
     found: dict[str, list[Tensor]] = {}
     for begin in tqdm(range(0, len(full), CHUNK), unit="chunk", desc="features", disable=assets.QUIET):
         for name, array in _chunk(pair, frozen, full[begin : begin + CHUNK], layers, base, batch_tokens).items():
@@ -84,7 +87,7 @@ def compute(
         start=torch.from_numpy(start),
         answer=torch.tensor([int(b) + len(p) for b, (p, _) in zip(start, texts, strict=False)]),
         hidden={layer: joined[f"hidden{layer}"].view(torch.bfloat16) for layer in layers},
-        soft=joined["soft"].view(torch.bfloat16),
+        soft=joined["soft"],
         best=joined["best"],
         best_p=joined["best_p"].view(torch.bfloat16),
     )
@@ -102,7 +105,8 @@ def _chunk(pair, frozen, full, layers, base: str, batch_tokens: int) -> dict[str
     with FileLock(f"{folder}.lock"):
         missing = {name: shape for name, shape in shapes.items() if not (folder / f"{name}.done").exists()}
         if missing:
-            arrays = {name: _room_for(folder / f"{name}.npy", shape) for name, shape in missing.items()}
+            types = {name: np.float32 if name == "soft" else np.int16 for name in missing}
+            arrays = {name: _room_for(folder / f"{name}.npy", types[name], shape) for name, shape in missing.items()}
             _fill(pair, frozen, full, start, layers, arrays, batch_tokens)
             for name, array in arrays.items():
                 array.flush()
@@ -110,9 +114,9 @@ def _chunk(pair, frozen, full, layers, base: str, batch_tokens: int) -> dict[str
     return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in shapes}
 
 
-def _room_for(path: Path, shape: tuple[int, int]) -> np.memmap:
-    """A new int16 array file whose blocks are on the disk already: writing to it cannot run out of room later."""
-    array = np.lib.format.open_memmap(path, "w+", np.int16, shape)
+def _room_for(path: Path, dtype: type, shape: tuple[int, int]) -> np.memmap:
+    """A new array file whose blocks are on the disk already: writing to it cannot run out of room later."""
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
     try:
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -142,8 +146,8 @@ def _run(pair, frozen, sequences, starts, layers, arrays) -> None:
         law = F.linear(last, frozen.rows).float().softmax(-1)  # (n, V_d)
         best_p, best = law.topk(TOP)
         found = {f"hidden{layer}": out.hidden_states[layer][row, : len(sequence)] for layer in layers}
-        found |= {"soft": law.to(frozen.rows.dtype) @ frozen.rows, "best_p": best_p}
+        found["best_p"] = best_p
         found = {name: value.to("cpu", torch.bfloat16).contiguous().view(torch.int16) for name, value in found.items()}
-        found["best"] = best.to("cpu", torch.int16)
+        found |= {"best": best.to("cpu", torch.int16), "soft": (law @ frozen.rows.float()).cpu()}
         for name, array in arrays.items():
             array[place] = found[name].numpy()
