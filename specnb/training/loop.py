@@ -28,13 +28,14 @@ class Schedule:
 
     Training stops early once the validation loss has not fallen for ``patience`` epochs. One schedule for all heads,
     larger steps on less text than in the papers (EAGLE 3e-5, EDD 1e-4, TALF 3e-4): the comparison is between losses
-    and inputs, at equal effort.
+    and inputs, at equal effort. Small batches, since text is what is short: half an epoch of EAGLE ends .10 lower in
+    validation loss with batches of 512 than with 2,048 at lr 1e-3, and takes an eighth longer on two cores.
     """
 
     epochs: int
-    lr: float = 1e-3
-    batch_tokens: int = 2048
-    warmup: int = 100
+    lr: float = 5e-4
+    batch_tokens: int = 512
+    warmup: int = 200
     patience: int = 2
     checkpoint_every: int = 100  # steps
     seed: int = 0
