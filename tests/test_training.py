@@ -577,7 +577,7 @@ def test_too_few_dialogues_are_said(pair, dialogues, ready, tmp_path):
 
 
 def test_too_small_a_corpus_for_the_table_is_said(dialogues):
-    with pytest.raises(ValueError, match=r"only .* different answer tokens, 500 were asked for"):
+    with pytest.raises(ValueError, match=r"only .* different tokens, 500 were asked for"):
         features.vocabulary(dialogues, 500)
 
 

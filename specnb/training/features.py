@@ -30,12 +30,16 @@ TOP = 10  # the teacher's likeliest tokens kept for HASS's loss and for agreemen
 
 
 def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
-    """(size,) int64, rising: the tokens that occur most often in the answers; ties go to the smaller id."""
+    """(size,) int64, rising: the tokens that occur most often in the dialogues; ties go to the smaller id.
+
+    Questions count as well: answers take up their words, and a word of a new question is likelier one of other
+    questions than one of other answers.
+    """
     if size > 32_767:
         raise ValueError(f"a reduced vocabulary holds at most 32767 tokens (columns are kept as int16), got {size}")
-    counts = np.bincount([t for d in dialogues for t in d.answer])
+    counts = np.bincount([t for d in dialogues for t in (*d.question, *d.answer)])
     if (counts > 0).sum() < size:
-        raise ValueError(f"the corpus has only {(counts > 0).sum()} different answer tokens, {size} were asked for")
+        raise ValueError(f"the corpus has only {(counts > 0).sum()} different tokens, {size} were asked for")
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
 
 

@@ -14,7 +14,7 @@ import torch
 from specnb import assets, heads, metrics, models, records
 from specnb.training import branches, corpus, evaluation, features, loop, starts, writing
 
-VOCABULARY, VOCABULARY_SHARDS = 8192, 3
+VOCABULARY, VOCABULARY_SHARDS = 8192, 6
 TREE_ROOTS = 16  # TALF: target-built trees in each dialogue, the paper has one at every position
 HELD_OUT = corpus.FOLDER / "held_out.npz"
 RANKS = assets.DATA / "results" / "heads_by_rank"
