@@ -21,7 +21,7 @@ ORDER = [
     "drafters",
     "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "sweep", "methods",
     "racing", "measures", "self_drafting", "side_by_side", "cost_model", "bench", "studies", "grids", "paired", "paper",
-    "recordings",    "tree_figure", "figures", "widgets", "explorers", "race", "growing", "whatif",
+    "recordings", "tree_figure", "figures", "widgets", "explorers", "race", "growing", "whatif",
 ]  # fmt: skip
 WIDGETS = ("widgets", "explorers", "race", "growing", "whatif")
 MODULES = sorted((ROOT / "specnb").rglob("*.py"))

@@ -145,6 +145,7 @@ def _run(pair, frozen, sequences, starts, layers, arrays) -> None:
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = torch.tensor(sequence)
     out = pair.target.base_model(ids.to(pair.target.device), output_hidden_states=True, use_cache=False)
+    exact = frozen.rows.float()
     for row, (sequence, begin) in enumerate(zip(sequences, starts, strict=True)):
         place, last = slice(begin, begin + len(sequence)), out.hidden_states[-1][row, : len(sequence)]
         law = F.linear(last, frozen.rows).float().softmax(-1)  # (n, V_d)
@@ -152,6 +153,6 @@ def _run(pair, frozen, sequences, starts, layers, arrays) -> None:
         found = {f"hidden{layer}": out.hidden_states[layer][row, : len(sequence)] for layer in layers}
         found["best_p"] = best_p
         found = {name: value.to("cpu", torch.bfloat16).contiguous().view(torch.int16) for name, value in found.items()}
-        found |= {"best": best.to("cpu", torch.int16), "soft": (law @ frozen.rows.float()).cpu()}
+        found |= {"best": best.to("cpu", torch.int16), "soft": (law @ exact).cpu()}
         for name, array in arrays.items():
             array[place] = found[name].numpy()
