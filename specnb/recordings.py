@@ -42,6 +42,29 @@ def listing(folder: Path = FOLDER, drafts: Path = heads.FOLDER) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["name", "date", "processors", "heads", "commands"])
 
 
+def remark(*patterns: str, folder: Path = FOLDER, drafts: Path = heads.FOLDER) -> str:
+    """One sentence a notebook prints beside its tables: which recordings were made with heads replaced since.
+
+    ValueError on a pattern that matches nothing.
+    """
+    table = matching(listing(folder, drafts), patterns)
+    old = table[table["heads"].str.contains(":")]
+    if old.empty:
+        return f"all {len(table)} recordings read here were made with the committed heads, or with none"
+    made = ", ".join(f"{row.name} ({row.date}, {row.heads})" for row in old.itertuples())
+    return f"{len(old)} of the {len(table)} recordings read here were made with heads trained anew since: {made}"
+
+
+def matching(table: pd.DataFrame, patterns: Sequence[str]) -> pd.DataFrame:
+    """The rows whose name matches one of the patterns, pattern by pattern; ValueError on one that matches none."""
+    parts = []
+    for pattern in patterns:
+        parts.append(table[[fnmatch.fnmatch(name, pattern) for name in table["name"]]])
+        if parts[-1].empty:
+            raise ValueError(f"no recording is named {pattern!r}: known are {', '.join(table['name'])}")
+    return pd.concat(parts).drop_duplicates("name")
+
+
 def _compared(used: set[tuple[str, str]], drafts: Path) -> str:
     """In words: are the heads that a recording names, by (name, hash), still the ones in the folder?"""
     names = {name for name, _ in used}
@@ -59,15 +82,11 @@ def again(table: pd.DataFrame, patterns: Sequence[str], folder: Path = FOLDER) -
     matches nothing.
     """
     lines, known = [], sorted(table["name"], key=len)
-    for pattern in patterns:
-        found = table[[fnmatch.fnmatch(name, pattern) for name in table["name"]]]
-        if found.empty:
-            raise ValueError(f"no recording is named {pattern!r}: known are {', '.join(table['name'])}")
-        for row in found.itertuples():
-            files = sorted(folder.glob(f"{row.name}*"))
-            own = [file for file in files if [n for n in known if file.stem.startswith(n)][-1] == row.name]
-            own = [str(f.relative_to(assets.ROOT) if f.is_relative_to(assets.ROOT) else f) for f in own]
-            lines += [shlex.join(["rm", "-f", *own]), *row.commands]
+    for row in matching(table, patterns).itertuples():
+        files = sorted(folder.glob(f"{row.name}*"))
+        own = [file for file in files if [n for n in known if file.stem.startswith(n)][-1] == row.name]
+        own = [str(f.relative_to(assets.ROOT) if f.is_relative_to(assets.ROOT) else f) for f in own]
+        lines += [shlex.join(["rm", "-f", *own]), *row.commands]
     return lines
 
 

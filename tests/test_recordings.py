@@ -56,6 +56,17 @@ def test_doing_it_again_takes_a_recordings_own_files_away_first(results):
         recordings.again(table, ["ptd"], folder)
 
 
+def test_a_notebook_says_which_of_its_recordings_have_other_heads(results):
+    said = recordings.remark("race*", "prompts", folder=results[0], drafts=results[1])
+    assert said.startswith(
+        "1 of the 3 recordings read here were made with heads trained anew since: race_long (2026-01-02"
+    )
+    said = recordings.remark("race", "hot", "race", folder=results[0], drafts=results[1])
+    assert said == "all 2 recordings read here were made with the committed heads, or with none"
+    with pytest.raises(ValueError, match="no recording is named 'ptd'"):
+        recordings.remark("ptd", folder=results[0], drafts=results[1])
+
+
 def test_hashes_of_an_unknown_head_name_the_known_ones(results):
     with pytest.raises(ValueError, match=r"no trained head 'hass' in .*: known are eagle, edd"):
         heads.hashes(["edd@1.3", "hass"], results[1])

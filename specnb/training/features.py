@@ -70,7 +70,7 @@ def compute(
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     layers: Sequence[int],
     *,
-    batch_tokens: int = 6144,
+    batch_tokens: int = 2048,
 ) -> Features:
     """Run the target over (prompt, answer) token sequences and keep what heads need, as arrays in the cache.
 
