@@ -70,7 +70,7 @@ def edd_recipe(layer: int | None = -4, **options) -> Recipe:
 
 
 def after_eagle(loss: Loss, trees: int = 0) -> Recipe:
-    return Recipe("eagle", loss, -1, parent="eagle", trees=trees, first=2000)
+    return Recipe("eagle", loss, -1, parent="eagle", trees=trees, first=3000)
 
 
 EDD_LAYERS = (-1, -2, -8, -15, -22, -29)  # beside -4, for the paper's figure 5
@@ -165,7 +165,9 @@ def train(
         (epoch, batch) for epoch in range(schedule.epochs) for batch in batches(features, training, schedule, epoch)
     ]
     steps, per_epoch = len(plan), len(plan) // schedule.epochs
-    optimizer = torch.optim.AdamW(head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay, fused=True
+    )
     state = {"step": 0, "curve": [], "best": None, "best_loss": math.inf}
     terms = {**(terms or {}), "schedule": repr(schedule), "tokens": len(features.tokens)}
     if checkpoint.exists():

@@ -47,11 +47,11 @@ class FrozenCrossEntropy(torch.autograd.Function):
         gradient, total = torch.empty_like(h), h.new_zeros((), dtype=torch.float32)
         for at in range(0, len(h), chunk):
             part = slice(at, at + chunk)
-            logits = (h[part].to(rows.dtype) @ rows.T).float()  # (chunk, V_d)
-            log_sum = logits.logsumexp(-1, keepdim=True)
-            law = (logits - log_sum).exp_().mul_(mass[part, None]).to(rows.dtype)
-            total += (mass[part] * log_sum[:, 0]).sum() - (soft[part].float() * h[part].float()).sum()
-            gradient[part] = (law @ rows - soft[part].to(rows.dtype)).to(h.dtype)
+            logits = h[part].to(rows.dtype) @ rows.T  # (chunk, V_d)
+            law, (best, column) = logits.softmax(-1, dtype=torch.float32), logits.max(-1, keepdim=True)
+            log_sum = best.float() - law.gather(-1, column).log()
+            total += (mass[part, None] * log_sum).sum() - (soft[part].float() * h[part].float()).sum()
+            gradient[part] = (law.to(rows.dtype) @ rows).float() * mass[part, None] - soft[part].float()
         ctx.save_for_backward(gradient)
         return total
 
