@@ -142,13 +142,12 @@ def train(
     schedule: Schedule,
     checkpoint: Path,
     *,
-    rows: Sequence[int] | None = None,
     trees: Branches | None = None,
     terms: dict | None = None,
 ) -> tuple[nn.Module, list[dict]]:
     """Train a head to its best validation loss; returns it with the learning curve, one row per epoch.
 
-    rows: the dialogues to use, all of them if None; with trees, those that carry them.
+    With trees, the dialogues that carry them are used, else all.
 
     The checkpoint file holds everything a killed run needs to go on as if nothing had happened: each step's noise
     comes from (seed, step), each epoch's order from (seed, epoch). Raises ValueError if the file is damaged or
@@ -157,8 +156,7 @@ def train(
     if schedule.epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {schedule.epochs}")
     device = frozen.rows.device
-    rows = range(len(features)) if rows is None else rows
-    training, validation = split(rows if trees is None else trees.dialogues.tolist())
+    training, validation = split(range(len(features)) if trees is None else trees.dialogues.tolist())
     if not training or not validation:
         raise ValueError(f"{len(training)} dialogues to train on and {len(validation)} to validate are too few")
     plan = [

@@ -89,6 +89,7 @@ def train(
     if card.exists() and not again and json.loads(card.read_text(encoding="utf-8")).get("terms") == terms:
         print(f"{name} is trained already on these terms: {card}")
         return
+    dialogues = dialogues[: recipe.first]
     data = corpus_features(pair, dialogues, ids, sorted(recipe.layers), questions=True)
     torch.manual_seed(schedule.seed)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
@@ -100,11 +101,12 @@ def train(
         starts.look(head, frozen, data, recipe.hidden_layer)
     if recipe.kind == "eagle" and parent is None:
         starts.foretell(head, frozen, data)
-    rows = range(len(data))[: recipe.first]
-    trees = branches.compute(pair.target, frozen, data, rows, k=recipe.trees, m=TREE_ROOTS) if recipe.trees else None
+    trees = None
+    if recipe.trees:
+        trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=TREE_ROOTS)
     run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
     checkpoint = assets.cache_dir() / "training" / f"{name}-{run}.pt"
-    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, rows=rows, trees=trees, terms=terms)
+    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, trees=trees, terms=terms)
     facts = {
         "head": name,
         "target": fingerprint,
@@ -112,9 +114,9 @@ def train(
         "parameters": sum(p.numel() for p in head.parameters()),
         "vocabulary": len(ids),
         "data": {
-            "dialogues": len(rows),
-            "answer_tokens": sum(len(dialogues[i].answer) for i in rows),
-            "question_tokens": sum(len(dialogues[i].question) for i in rows),
+            "dialogues": len(dialogues),
+            "answer_tokens": sum(len(d.answer) for d in dialogues),
+            "question_tokens": sum(len(d.question) for d in dialogues),
             "trees": trees and f"{len(trees.dialogues)} dialogues with {TREE_ROOTS} trees of width {recipe.trees} each",
         },
         "steps": curve[-1]["step"],
