@@ -43,16 +43,24 @@ def listing(folder: Path = FOLDER, drafts: Path = heads.FOLDER) -> pd.DataFrame:
 
 
 def remark(*patterns: str, folder: Path = FOLDER, drafts: Path = heads.FOLDER) -> str:
-    """One sentence a notebook prints beside its tables: which recordings were made with heads replaced since.
+    """What a notebook prints beside its tables: which of its recordings were made with other heads than the present.
 
-    ValueError on a pattern that matches nothing.
+    Named are those whose heads have been replaced or are gone, and those that name no head and are older than the
+    newest one. ValueError on a pattern that matches nothing.
     """
     table = matching(listing(folder, drafts), patterns)
-    old = table[table["heads"].str.contains(":")]
-    if old.empty:
+    newest = max((json.loads(card.read_text(encoding="utf-8"))["date"] for card in drafts.glob("*.json")), default="")
+    other = table["heads"].str.contains(":")
+    older = (table["heads"] == "") & (table["date"] < newest)
+    if not (other | older).any():
         return f"all {len(table)} recordings read here were made with the committed heads, or with none"
-    made = ", ".join(f"{row.name} ({row.date}, {row.heads})" for row in old.itertuples())
-    return f"{len(old)} of the {len(table)} recordings read here were made with heads trained anew since: {made}"
+    lines = [f"of the {len(table)} recordings read here"]
+    for said, which in (
+        ("made with heads other than the committed ones", other),
+        (f"naming no head, and older than the newest of them ({newest})", older),
+    ):
+        lines += [f"{which.sum()} {said}: {', '.join(table['name'][which])}"] * bool(which.any())
+    return "\n  ".join(lines)
 
 
 def matching(table: pd.DataFrame, patterns: Sequence[str]) -> pd.DataFrame:

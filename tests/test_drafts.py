@@ -97,9 +97,9 @@ def test_replay_predicts_real_chains(name, smollm2):
     assert tau([step for generation in generations for step in generation.steps]) > 1.2
 
 
-# (agreement at depth 1, τ of chains of five) below which a retrained head is a step back. The aims are .55 and 2.0 for
-# all but the vdm (.40); 600,000 answer tokens do not reach them.
-FLOORS = {"vdm": (0.31, 1.44), "eagle": (0.45, 1.50), "hass": (0.44, 1.55), "talf": (0.43, 1.54), "edd": (0.32, 1.45)}
+# (agreement at depth 1, τ of chains of five) below which a retrained head is a step back. The aims were .55 and 2.0,
+# and .40 for the vdm.
+FLOORS = {"vdm": (0.52, 2.00), "eagle": (0.63, 2.02), "hass": (0.62, 2.20), "talf": (0.61, 2.12), "edd": (0.55, 2.02)}
 
 
 @pytest.mark.parametrize("name", FLOORS)

@@ -13,7 +13,7 @@ def results(tmp_path):
     (tmp_path / "drafts").mkdir()
     for name in ("eagle", "edd"):
         (tmp_path / "drafts" / f"{name}.safetensors").write_bytes(name.encode())
-        (tmp_path / "drafts" / f"{name}.json").write_text("{}")
+        (tmp_path / "drafts" / f"{name}.json").write_text('{"date": "2026-01-02"}')
     now = heads.hashes(["eagle", "edd"], tmp_path / "drafts")
     run = {"command": "python -m specnb.grids one", "date": "2026-01-02", "processor": "a", "head_sha256": now}
     older = {**run, "command": "python -m specnb.grids two", "date": "2026-01-01", "head_sha256": {"edd": "0"}}
@@ -58,9 +58,12 @@ def test_doing_it_again_takes_a_recordings_own_files_away_first(results):
 
 def test_a_notebook_says_which_of_its_recordings_have_other_heads(results):
     said = recordings.remark("race*", "prompts", folder=results[0], drafts=results[1])
-    assert said.startswith(
-        "1 of the 3 recordings read here were made with heads trained anew since: race_long (2026-01-02"
-    )
+    assert said == (
+        "of the 3 recordings read here\n  1 made with heads other than the committed ones: race_long"
+    )  # prompts is younger than the heads
+    (results[1] / "eagle.json").write_text('{"date": "2026-01-04"}')
+    said = recordings.remark("race", "prompts", folder=results[0], drafts=results[1])
+    assert said.endswith("\n  1 naming no head, and older than the newest of them (2026-01-04): prompts")
     said = recordings.remark("race", "hot", "race", folder=results[0], drafts=results[1])
     assert said == "all 2 recordings read here were made with the committed heads, or with none"
     with pytest.raises(ValueError, match="no recording is named 'ptd'"):
