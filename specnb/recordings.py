@@ -55,11 +55,12 @@ def remark(*patterns: str, folder: Path = FOLDER, drafts: Path = heads.FOLDER) -
     if not (other | older).any():
         return f"all {len(table)} recordings read here were made with the committed heads, or with none"
     lines = [f"of the {len(table)} recordings read here"]
-    for said, which in (
-        ("made with heads other than the committed ones", other),
-        (f"naming no head, and older than the newest of them ({newest})", older),
+    for said, names in (
+        ("made with heads other than the committed ones", table["name"][other]),
+        (f"naming no head, and older than the newest of them ({newest})", table["name"][older]),
     ):
-        lines += [f"{which.sum()} {said}: {', '.join(table['name'][which])}"] * bool(which.any())
+        if len(names):
+            lines.append(f"{len(names)} {said}: {', '.join(names)}")
     return "\n  ".join(lines)
 
 
