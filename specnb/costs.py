@@ -39,6 +39,19 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
     return result, now() - began
 
 
+def timing(owner: object, name: str) -> list[float]:
+    """The list that from now on gets the seconds of each call of an object's method, ``timed``."""
+    call, seconds = getattr(owner, name), []
+
+    def run(*args):
+        result, taken = timed(partial(call, *args))
+        seconds.append(taken)
+        return result
+
+    setattr(owner, name, run)
+    return seconds
+
+
 def rotated(items: Sequence[T], by: int) -> list[T]:
     """The items beginning with another one: methods take turns, so that none always comes first."""
     return [*items[by % len(items) :], *items[: by % len(items)]]

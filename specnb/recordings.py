@@ -61,6 +61,9 @@ def remark(*patterns: str, folder: Path = FOLDER, drafts: Path = heads.FOLDER) -
     ):
         if len(names):
             lines.append(f"{len(names)} {said}: {', '.join(names)}")
+    lines.append(
+        "these, and the sentences that quote them, speak of earlier heads; what runs live has the present ones"
+    )
     return "\n  ".join(lines)
 
 

@@ -15,7 +15,7 @@ from specnb.decode import steps
 from specnb.racing import generate, sampling
 from specnb.target import Target
 
-RESULTS = (*measures.DECODED, "drafting", "trees", "frontiers", "peak")
+RESULTS = (*measures.DECODED, "drafting", "looking", "trees", "frontiers", "peak")
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ def measure(
     """One timed run of a method (``methods.method``); repetition is the seed, too.
 
     whole: end tokens are text. Results as ``measures.decoded`` says (phases: of transformers' own, the forwards alone),
-    and drafting: seconds in the draft model's forwards after the first step; trees, frontiers: how many nodes the
-    target's and the draft's forwards were given, as in "1:3 12:40" for three forwards over one node and forty over
-    twelve; peak: MB that the run took beyond what was resident before it.
+    and drafting: seconds in the draft model's forwards after the first step; looking: a union's other seconds of
+    drafting, where it needs no model; trees, frontiers: how many nodes the target's and the draft's forwards were
+    given, as in "1:3 12:40" for three forwards over one node and forty over twelve; peak: MB that the run took beyond
+    what was resident before it.
     """
     setting = Setting(pair, dtype, packed and method != "generate as shipped")
     with measures.ALONE:
@@ -89,6 +90,7 @@ def _run(
     watched = made.head and draft_model(made.head, setting)
     drafter, verifier = methods.build(made, own, watched), made.verifier if heat else verifiers.greedy
     options = {"max_new_tokens": length, "temperature": heat, "seed": seed, **({"eos": ()} if whole else {})}
+    looked = costs.timing(drafter.other, "propose") if made.merged else []
     done, drafted, frontiers = [], [], Counter()
     if watched:
         watched.take()  # what a run before this one has left, if it failed
@@ -101,6 +103,7 @@ def _run(
     return {
         **measures.times(done, costs.now() - began),
         "drafting": sum(drafted[1:]),
+        "looking": sum(looked[1:]),
         "trees": _spelt(Counter(len(step.draft.tree) for step in done)),
         "frontiers": _spelt(frontiers),
         "peak": costs.peak() - before,
@@ -132,6 +135,7 @@ def _theirs(
         "target": sum(later),
         "draft": sum(draft.seconds[1:]),
         "drafting": sum(draft.seconds[1:]),
+        "looking": 0,
         "trees": _spelt(Counter(trees)),
         "frontiers": _spelt(Counter(draft.sizes[1:])),
         "peak": costs.peak() - before,

@@ -119,7 +119,9 @@ def test_a_race_counts_what_ran(command):
         assert sum(trees.values()) == row["steps"] <= 12
         assert sum(n * count for n, count in trees.items()) == row["nodes"] + row["steps"]
         assert sum(frontiers.values()) >= row["steps"] - 1
-        assert 0 < row["drafting"] < row["draft"]
+        assert row["drafting"] > 0
+        assert row["drafting"] + row["looking"] < row["draft"]
+    assert [table.loc[name, "looking"] > 0 for name in chosen] == [False] * 5 + [True]
     assert max(spelt(table.loc["edd:chain 3", "trees"])) == 4
     lookup = spelt(table.loc["prompt lookup", "trees"])
     assert sum(lookup.values()) == table.loc["prompt lookup", "steps"] < 12
