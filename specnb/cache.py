@@ -1,5 +1,6 @@
 """TreeCache: a transformers Cache that takes a whole tree in and keeps one path of it."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -8,16 +9,24 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class TreeLayer(DynamicLayer):
-    """One layer's keys and values in a buffer that doubles when full: a step appends without copying the past."""
+    """One layer's keys and values in two buffers that double when full: a step appends without copying the past.
 
-    def __init__(self):
-        super().__init__()
-        self.used = 0
+    The first ``used`` slots of the buffers count.
+    """
+
+    def __init__(self):  # not super's, which would set keys and values
+        self.buffers, self.used, self.is_initialized = [torch.empty(0), torch.empty(0)], 0, False
+
+    @property
+    def keys(self) -> Tensor:
+        return self.buffers[0].narrow(-2, 0, self.used)
+
+    @property
+    def values(self) -> Tensor:
+        return self.buffers[1].narrow(-2, 0, self.used)
 
     def lazy_initialization(self, key_states: Tensor, *_) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.buffers = [torch.empty(0), torch.empty(0)]
-        self.is_initialized = True
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
         """Append (1, heads, n, head_dim) keys and values behind those in use; return all in use."""
@@ -33,27 +42,13 @@ class TreeLayer(DynamicLayer):
                     grown[..., :start, :] = old[..., :start, :]
                 self.buffers[which] = grown
             self.buffers[which].narrow(-2, start, new.shape[-2]).copy_(new)
-        self._show()
         return self.keys, self.values
-
-    def keep(self, start: int, slots: Tensor) -> None:
-        """Move the given slots (rising, none before start) to start, start + 1, …; forget the rest."""
-        self.used = start + len(slots)
-        if len(slots):
-            for buffer in self.buffers:
-                buffer.narrow(-2, start, len(slots)).copy_(buffer.index_select(-2, slots))
-        self._show()
 
     def drop(self, start: int, count: int) -> None:
         """Forget count slots from start on; what stands behind them moves up."""
         for buffer in self.buffers:
             buffer[..., start : self.used - count, :] = buffer[..., start + count : self.used, :].clone()
         self.used -= count
-        self._show()
-
-    def _show(self) -> None:
-        keys, values = self.buffers
-        self.keys, self.values = keys.narrow(-2, 0, self.used), values.narrow(-2, 0, self.used)
 
     def get_seq_length(self) -> int:
         return self.used
@@ -69,6 +64,7 @@ class TreeCache(Cache):
     def __init__(self):
         super().__init__(layer_class_to_replicate=TreeLayer)
         self.length = 0
+        self.stores: list[Tensor] = []
 
     @property
     def pending(self) -> int:
@@ -93,7 +89,24 @@ class TreeCache(Cache):
             raise ValueError(f"slots must rise within 0..{self.pending - 1}, got {slots}")
         if len(slots) < self.pending:
             there = next((i for i, slot in enumerate(slots) if slot != i), len(slots))  # these stand where they should
-            moved = torch.tensor(slots[there:], dtype=torch.int64) + self.length
+            if moved := [self.length + slot for slot in slots[there:]]:
+                for store in self._shared():
+                    rows = store.index_select(-2, torch.tensor(moved, device=store.device))
+                    store.narrow(-2, self.length + there, len(moved)).copy_(rows)
             for layer in self.layers:
-                layer.keep(self.length + there, moved.to(layer.device))
+                layer.used = self.length + len(slots)
         self.length += len(slots)
+
+    def _shared(self) -> list[Tensor]:
+        """All layers' buffers stacked, one tensor per device and shape, so that slots move in all of them at once."""
+        if not self.stores or self.stores[0].shape[-2] != self.layers[0].buffers[0].shape[-2]:  # they have grown
+            alike = defaultdict(list)
+            for layer in self.layers:
+                for which, buffer in enumerate(layer.buffers):
+                    alike[buffer.device, buffer.shape].append((layer.buffers, which))
+            self.stores = []
+            for places in alike.values():
+                self.stores.append(torch.stack([buffers[which] for buffers, which in places]))
+                for (buffers, which), row in zip(places, self.stores[-1], strict=True):
+                    buffers[which] = row
+        return self.stores

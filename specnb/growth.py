@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from specnb.tree import TokenTree
@@ -254,11 +254,11 @@ class LayerGain:
         return [node for node in range(1, len(tree)) if scores[node] >= self.node]
 
 
-def best(nodes: Iterable[int] | Tensor, scores: Tensor, count: int) -> list[int]:
+def best(nodes: Iterable[int] | np.ndarray, scores: Tensor, count: int) -> list[int]:
     """The count nodes of highest score, elder ones first among equals, in index order."""
-    nodes = nodes if isinstance(nodes, Tensor) else torch.tensor(sorted(nodes), dtype=torch.int64)
-    order = scores[nodes].argsort(descending=True, stable=True)[:count]
-    return nodes[order].sort().values.tolist()
+    nodes = nodes if isinstance(nodes, np.ndarray) else np.array(sorted(nodes), dtype=np.int64)
+    order = np.argsort(-scores.numpy()[nodes], kind="stable")[:count]  # on so few numbers numpy is twice as fast
+    return np.sort(nodes[order]).tolist()
 
 
 def last_level(tree: TokenTree) -> list[int]:

@@ -95,7 +95,7 @@ class EagleDraft:
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
         fed = 0 in self.features
         if fed:
-            self.cache.keep(self.length, torch.arange(0))
+            self.cache.used = self.length
         states = hidden[self.layer]
         self.before = states if fed else torch.cat([self.before, states])
         self.unseen = ([] if fed else self.unseen) + [*(tree.token_list[node] for node in path), next_token]
@@ -143,7 +143,7 @@ class EddDraft:
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
         if self.slots:
-            self.cache.keep(self.length, torch.arange(0))
+            self.cache.used = self.length
         tokens = [tree.token_list[node] for node in (0, *path)]
         self.unseen = torch.cat([self.unseen, self._states(tokens, hidden)])
         self.slots = {}

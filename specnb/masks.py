@@ -19,8 +19,10 @@ def visible(tree: TokenTree, prefix_length: int) -> Tensor:
 
 
 def tree_mask(tree: TokenTree, prefix_length: int, *, dtype: torch.dtype, device="cpu") -> Tensor:
-    """The additive ancestor mask of a tree behind a cached prefix: (1, 1, n, prefix_length + n)."""
-    return additive(visible(tree, prefix_length).to(device), dtype)
+    """``visible`` as an additive mask behind a cached prefix: (1, 1, n, prefix_length + n)."""
+    mask = torch.zeros(1, 1, len(tree), prefix_length + len(tree), dtype=dtype, device=device)
+    mask[..., prefix_length:].masked_fill_(~tree.ancestors.to(device), torch.finfo(dtype).min)
+    return mask
 
 
 def positions(tree: TokenTree, prefix_length: int) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 from torch import Tensor
 
 from specnb.growth import Frontier, Static, at_least_one, best, last_level
@@ -42,18 +43,19 @@ class Salf:
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         popped, beam = self._popped(tree, scores)
-        bar = scores[popped].min() if len(popped) == self.total else 0.0
-        beam = [node for node in beam if scores[node] > bar]
-        gain = float(scores[beam].sum())  # S_i of the paper: what a further forward can add at most
+        chances = scores.numpy()
+        bar = chances[popped].min() if len(popped) == self.total else 0.0
+        beam = [node for node in beam if chances[node] > bar]
+        gain = chances[beam].sum()  # S_i of the paper: what a further forward can add at most
         return [(node, self.width) for node in beam] if beam and gain >= self.threshold else []
 
     def _popped(self, tree: TokenTree, scores: Tensor) -> tuple[list[int], list[int]]:
         """G once the next beam is popped, and that beam: open nodes are those that have no children yet but may."""
-        closed = tree.depth >= self.depth
-        closed[tree.parents[1:]] = True
-        beam = best((~closed).nonzero().flatten(), scores, self.beam)
+        closed = tree.depth.numpy() >= self.depth
+        closed[tree.parents.numpy()[1:]] = True
+        beam = best(np.flatnonzero(~closed), scores, self.beam)
         closed[beam] = True
-        return best(closed.nonzero().flatten(), scores, self.total), beam
+        return best(np.flatnonzero(closed), scores, self.total), beam
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
         found = best(range(len(tree)), scores, self.total) if self.fill else self._popped(tree, scores)[0]

@@ -35,16 +35,16 @@ class TokenTree:
                 f"tokens and parents must have the same length of at least 1, "
                 f"got {len(self.tokens)} and {len(self.parents)}"
             )
-        if self.parents[0] != -1:
-            raise ValueError(f"node 0 is the root and its parent must be -1, got {int(self.parents[0])}")
-        out_of_place = (self.parents >= torch.arange(len(self))) | (self.parents < 0)
-        for i in out_of_place[1:].nonzero().flatten().tolist():
-            parent = int(self.parents[i + 1])
-            if parent == -1:
-                raise ValueError(f"node {i + 1} is a second root: only node 0 may have parent -1")
-            raise ValueError(f"node {i + 1} has parent {parent}: every parent must come before its child")
-        if self.tokens.min() < 0:
-            raise ValueError(f"token ids must not be negative, got {int(self.tokens.min())}")
+        tokens, parents = self.tokens.numpy(), self.parents.numpy()
+        if parents[0] != -1:
+            raise ValueError(f"node 0 is the root and its parent must be -1, got {parents[0]}")
+        out_of_place = (parents >= np.arange(len(parents))) | (parents < 0)
+        for i in np.flatnonzero(out_of_place[1:]) + 1:
+            if parents[i] == -1:
+                raise ValueError(f"node {i} is a second root: only node 0 may have parent -1")
+            raise ValueError(f"node {i} has parent {parents[i]}: every parent must come before its child")
+        if tokens.min() < 0:
+            raise ValueError(f"token ids must not be negative, got {tokens.min()}")
 
     def __len__(self) -> int:
         return len(self.tokens)

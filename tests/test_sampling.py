@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specnb import exact
-from specnb.sampling import RandomCoins, Warp, draw, residual
+from specnb.sampling import RandomCoins, Warp, draw, draw_rows, likeliest, residual
 from specnb.tree import Drawn
 
 LOGITS = 3 * torch.randn(8, 200, generator=torch.Generator().manual_seed(0))
@@ -187,3 +187,29 @@ def test_draw_swor_stops_when_the_mass_is_used_up():
         assert sorted(draw(LAW, 6, Drawn.SWOR, RandomCoins(seed))) == [0, 2, 3, 4]
         assert torch.equal(LAW, before)
     assert draw(torch.tensor([0.0, 1.0, 0.0]), 3, Drawn.SWOR, RandomCoins()) == [1]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "row", [[-2.0, 3.0, 1.0, 3.0], [-3.0, -0.5, -2.0], [-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0], [7.0]]
+)
+def test_the_likeliest_is_the_first_largest_whatever_its_sign(row, kind):
+    logits = torch.tensor([row, row[::-1]], dtype=kind)
+    assert likeliest(logits).tolist() == [line.index(max(line)) for line in (row, row[::-1])]
+    assert likeliest(logits[0]).shape == ()
+
+
+def test_the_likeliest_of_many_bfloat16_rows():
+    logits = torch.randn(50, 999, generator=torch.Generator().manual_seed(0)).bfloat16() - 2  # some rows below zero
+    logits[::5] -= 9
+    assert likeliest(logits).tolist() == logits.float().numpy().argmax(-1).tolist()
+    bits = logits.view(torch.int16).numpy().argmax(-1)  # negative control: the order of bits alone is not enough
+    assert bits.tolist() != likeliest(logits).tolist()
+
+
+@pytest.mark.parametrize("drawn", Drawn)
+def test_rows_are_drawn_as_they_are_one_by_one(drawn):
+    laws, counts = torch.randn(4, 9, generator=torch.Generator().manual_seed(1)).softmax(-1), [3, 1, 12, 2]
+    alone = RandomCoins(5)
+    expected = [draw(law, count, drawn, alone) for law, count in zip(laws, counts, strict=True)]
+    assert draw_rows(laws, counts, drawn, RandomCoins(5)) == expected

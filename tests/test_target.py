@@ -8,6 +8,7 @@ from tiny import FAMILIES, VOCABULARY, llama, trees
 from transformers import DynamicCache
 
 from specnb import masks
+from specnb.cache import TreeCache
 from specnb.target import Target
 from specnb.tree import TokenTree
 
@@ -86,8 +87,8 @@ def test_tree_forward_of_the_real_model(smollm2, prefix_length):
 
 def test_a_wrong_mask_is_noticed(monkeypatch):
     """Negative control: let every node see all others, and the comparison above must fail."""
-    everything = lambda tree, length: torch.ones(len(tree), length + len(tree), dtype=torch.bool)  # noqa: E731
-    monkeypatch.setattr(masks, "visible", everything)
+    everything = lambda tree, length, **kind: torch.zeros(1, 1, len(tree), length + len(tree), **kind)  # noqa: E731
+    monkeypatch.setattr(masks, "tree_mask", everything)
     with pytest.raises(AssertionError):
         check_engine(llama(), [1, 2, 3], [TokenTree([4, 5, 6, 7], [-1, 0, 0, 1])], [3])
 
@@ -136,3 +137,23 @@ def test_bad_input_is_refused_before_any_forward():
         target.commit([1, 2])
     with pytest.raises(RuntimeError, match="has not been committed"):
         target.forward(TokenTree([1], [-1]))
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_slots_move_in_all_layers_also_after_the_buffers_have_grown(stale):
+    """Layers of two shapes, steps until their buffers have doubled twice. stale: negative control, moved elsewhere."""
+    generator, cache = torch.Generator().manual_seed(0), TreeCache()
+    shared = cache._shared
+    if stale:
+        cache._shared = lambda: [store.clone() for store in shared()]
+    kept = [torch.empty(1, heads, 0, 4) for heads in (1, 1, 3)]  # the layers' keys; values are their negatives
+    for step in range(90):
+        fed = [torch.randn(1, len(rows[0]), 12, 4, generator=generator) for rows in kept]
+        for layer, new in enumerate(fed):
+            cache.update(new, -new, layer)
+        slots = sorted(torch.randperm(12, generator=generator)[: 1 + step % 12].tolist())
+        cache.commit(slots)
+        kept = [torch.cat([rows, new[..., slots, :]], -2) for rows, new in zip(kept, fed, strict=True)]
+    assert cache.length == len(kept[0][0, 0]) > 512
+    pairs = [(layer.keys, layer.values, rows) for layer, rows in zip(cache.layers, kept, strict=True)]
+    assert all(torch.equal(keys, rows) and torch.equal(values, -rows) for keys, values, rows in pairs) is not stale

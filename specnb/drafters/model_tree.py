@@ -1,13 +1,15 @@
 """TreeDrafter: a draft model gives the laws, a growth rule the shape."""
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specnb.draft_models import DraftModel
 from specnb.growth import Growth
-from specnb.sampling import Coins, Warp, draw
+from specnb.sampling import Coins, Warp, draw_rows
 from specnb.tree import Draft, Drawn, TokenTree
 
 
@@ -38,45 +40,49 @@ class TreeDrafter:
     def propose(self, coins: Coins, max_depth: int) -> Draft:
         if self.draft_model.max_depth is not None:
             max_depth = min(max_depth, self.draft_model.max_depth)
-        tree, scores, laws = TokenTree([self.root], [-1]), torch.ones(1, dtype=torch.float64), {}
+        tree, chances = TokenTree([self.root], [-1]), np.ones(1)  # each path's probability, float64
+        expanded: set[int] = set()
+        laws: list[tuple[list[int], Tensor]] = []
         self.masses = []
         while True:
-            wanted = self.growth.select(tree, scores)
+            wanted = self.growth.select(tree, torch.from_numpy(chances))
             frontier = [(node, k) for node, k in wanted if tree.depth_list[node] < max_depth]
             if not frontier:
                 break
-            again = {node for node, _ in frontier} & laws.keys()
-            if again or len({node for node, _ in frontier}) < len(frontier):
-                raise ValueError(f"{type(self.growth).__name__} selected a node twice: {[n for n, _ in frontier]}")
-            nodes = [node for node, _ in frontier]
-            self.masses.append(float(scores[nodes].sum()))
+            nodes, counts = map(list, zip(*frontier, strict=True))
+            if len(expanded | {*nodes}) < len(expanded) + len(nodes):
+                raise ValueError(f"{type(self.growth).__name__} selected a node twice: {nodes}")
+            expanded.update(nodes)
+            self.masses.append(float(chances[nodes].sum()))
             q = self.warp(self.draft_model.expand(tree, nodes)).cpu()  # (m, V_d)
-            columns = [draw(law, k, self.drawn, coins) for (_, k), law in zip(frontier, q, strict=True)]
-            rows = torch.arange(len(q)).repeat_interleave(torch.tensor([*map(len, columns)]))
-            ids = torch.tensor([column for drawn in columns for column in drawn], dtype=torch.int64)
-            parents = torch.tensor(nodes)[rows]
-            laws |= dict(zip(nodes, q, strict=True))
-            scores = torch.cat([scores, scores[parents] * q[rows, ids]])
-            tree = tree.grow(ids if self.draft_model.ids is None else self.draft_model.ids[ids], parents)
+            laws.append((nodes, q))
+            drawn = draw_rows(q, counts, self.drawn, coins)
+            rows = np.repeat(np.arange(len(q)), [*map(len, drawn)])
+            columns, parents = np.array(list(chain(*drawn)), dtype=np.int64), np.array(nodes)[rows]
+            chances = np.concatenate([chances, chances[parents] * q.numpy()[rows, columns]])
+            ids = torch.from_numpy(columns)
+            ids = ids if self.draft_model.ids is None else self.draft_model.ids[ids]
+            tree = tree.grow(ids, torch.from_numpy(parents))
         self.grown, self.kept = tree, list(range(len(tree)))
-        keep = self.growth.finish(tree, scores)
+        keep = self.growth.finish(tree, torch.from_numpy(chances))
         if keep is not None:
             self.kept = sorted({0, *keep})
             tree = tree.keep(self.kept)
-        scores = scores[self.kept]
+        scores = torch.from_numpy(chances[self.kept])
         if self.drawn is Drawn.POINT or not laws:  # nothing was drawn
             return Draft(tree, scores=scores)
-        return Draft(tree, self._table(laws, len(tree)), self.drawn, self.draft_model.ids, scores=scores)
-
-    def _table(self, laws: dict[int, Tensor], n: int) -> Tensor:
-        """(n, V_d): the law each node's children were drawn from; rows of nodes never expanded are zero."""
-        q = laws[0].new_zeros(n, len(laws[0]))
-        for node, law in laws.items():
-            q[node] = law
-        return q
+        return Draft(tree, _table(laws, len(tree)), self.drawn, self.draft_model.ids, scores=scores)
 
     def observe(
         self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
     ) -> None:
         self.draft_model.commit(self.grown, [self.kept[node] for node in path], next_token, hidden)
         self.root = next_token
+
+
+def _table(laws: list[tuple[list[int], Tensor]], n: int) -> Tensor:
+    """(n, V_d): the law each node's children were drawn from; rows of nodes never expanded are zero."""
+    q = laws[0][1].new_zeros(n, laws[0][1].shape[1])
+    for nodes, rows in laws:
+        q[nodes] = rows
+    return q
