@@ -106,9 +106,9 @@ class DynaTree:
         deepest, room, frontier = tree.depth_list[-1], self.budget - (len(tree) - 1), []
         if deepest > self.depth:
             return []
-        for node in range(len(tree)):
+        for node, chance in enumerate(scores.tolist()):
             wanted = min(self.branch if node else self.first, room)
-            if tree.depth_list[node] == deepest and scores[node] >= self.threshold and wanted > 0:
+            if tree.depth_list[node] == deepest and chance >= self.threshold and wanted > 0:
                 frontier.append((node, wanted))
                 room -= wanted
         return frontier
@@ -207,15 +207,14 @@ class Pct:
         deepest, room = tree.depth_list[-1], self.budget - (len(tree) - 1)
         if deepest >= self.depth:
             return []
-        level = last_level(tree)
-        worth = [node for node in level if node == 0 or self._worth(tree, scores, node) >= self.cost]
+        chances, above = scores.tolist(), tree.parent_list
+        worth = [
+            n for n in last_level(tree) if chances[n] / (chances[above[n]] if self.alone and n else 1) >= self.cost
+        ]
         return [(node, self.k) for node in best(worth, scores, room // self.k)]
 
-    def _worth(self, tree: TokenTree, scores: Tensor, node: int) -> float:
-        return float(scores[node] / scores[tree.parent_list[node]] if self.alone else scores[node])
-
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        return [node for node in range(1, len(tree)) if scores[node] >= self.leaf]  # no expanded node lies below
+        return _at_least(self.leaf, scores)  # no expanded node lies below
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ class LayerGain:
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         deepest = tree.depth_list[-1]
         level = last_level(tree)
-        worth = [node for node in level if scores[node] >= self.node]
+        worth = [node for node, chance in zip(level, scores[level].tolist(), strict=True) if chance >= self.node]
         if deepest >= self.depth or (deepest and self._gain(tree, scores, level, worth) < self.call):
             return []
         return [(node, self.k) for node in worth]
@@ -251,7 +250,11 @@ class LayerGain:
         return float(scores[worth].sum() * scores[level].sum() / scores[parents].sum())
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        return [node for node in range(1, len(tree)) if scores[node] >= self.node]
+        return _at_least(self.node, scores)
+
+
+def _at_least(chance: float, scores: Tensor) -> list[int]:
+    return (np.flatnonzero(scores.numpy()[1:] >= chance) + 1).tolist()
 
 
 def best(nodes: Iterable[int] | np.ndarray, scores: Tensor, count: int) -> list[int]:
