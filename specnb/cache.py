@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,11 +12,13 @@ from transformers.cache_utils import Cache, DynamicLayer
 class TreeLayer(DynamicLayer):
     """One layer's keys and values in two buffers that double when full: a step appends without copying the past.
 
-    The first ``used`` slots of the buffers count.
+    The first ``used`` slots of the buffers count, the others hold numbers without meaning. capacity: that of the first
+    buffers.
     """
 
-    def __init__(self):  # not super's, which would set keys and values
+    def __init__(self, capacity: int = 256):  # not super's, which would set keys and values
         self.buffers, self.used, self.is_initialized = [torch.empty(0), torch.empty(0)], 0, False
+        self.capacity = capacity
 
     @property
     def keys(self) -> Tensor:
@@ -37,7 +40,8 @@ class TreeLayer(DynamicLayer):
             old = self.buffers[which]
             if old.dim() != 4 or old.shape[-2] < self.used:
                 batch, heads, _, width = new.shape
-                grown = new.new_empty(batch, heads, max(2 * self.used, 256), width)
+                slots = self.capacity if self.used <= self.capacity else 2 * self.used
+                grown = new.new_zeros(batch, heads, slots, width)
                 if start:
                     grown[..., :start, :] = old[..., :start, :]
                 self.buffers[which] = grown
@@ -59,10 +63,11 @@ class TreeCache(Cache):
 
     ``length`` counts committed tokens. A forward pass appends its nodes behind them, in the order in which they
     were fed; ``commit(slots)`` gathers the elected nodes into place (never crop and recompute) and drops the rest.
+    capacity: slots of its buffers to begin with.
     """
 
-    def __init__(self):
-        super().__init__(layer_class_to_replicate=TreeLayer)
+    def __init__(self, capacity: int = 256):
+        super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity))
         self.length = 0
         self.stores: list[Tensor] = []
 
@@ -70,6 +75,11 @@ class TreeCache(Cache):
     def pending(self) -> int:
         """Number of slots in use behind the committed ones."""
         return (self.layers[0].used if self.layers else 0) - self.length
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a layer's buffers, 0 before the first forward."""
+        return self.layers[0].buffers[0].shape[-2] if self.layers else 0
 
     @property
     def nbytes(self) -> int:
@@ -90,16 +100,16 @@ class TreeCache(Cache):
         if len(slots) < self.pending:
             there = next((i for i, slot in enumerate(slots) if slot != i), len(slots))  # these stand where they should
             if moved := [self.length + slot for slot in slots[there:]]:
-                for store in self._shared():
+                for store in self.shared():
                     rows = store.index_select(-2, torch.tensor(moved, device=store.device))
                     store.narrow(-2, self.length + there, len(moved)).copy_(rows)
             for layer in self.layers:
                 layer.used = self.length + len(slots)
         self.length += len(slots)
 
-    def _shared(self) -> list[Tensor]:
+    def shared(self) -> list[Tensor]:
         """All layers' buffers stacked, one tensor per device and shape, so that slots move in all of them at once."""
-        if not self.stores or self.stores[0].shape[-2] != self.layers[0].buffers[0].shape[-2]:  # they have grown
+        if not self.stores or self.stores[0].shape[-2] != self.capacity:  # they have grown
             alike = defaultdict(list)
             for layer in self.layers:
                 for which, buffer in enumerate(layer.buffers):

@@ -16,7 +16,6 @@ from specnb.decode import Generation, Step, decode
 from specnb.draft_models import DraftModel
 from specnb.drafters import Drafter, TreeDrafter
 from specnb.growth import Growth
-from specnb.streaming import Window
 from specnb.target import Target
 
 LENGTHS = (100, 200, 300, 500, 1000)  # of DynaTree's sweep
@@ -89,18 +88,16 @@ def same_text(draft_name: str, rule: str, prompt: str, length: int, positions: b
 
 
 def compare_text(
-    name: str, drafter: Drafter, prompt: str, length: int, positions: bool, window: Window | None = None
+    name: str, drafter: Drafter, prompt: str, length: int, positions: bool, **settings
 ) -> dict[str, object]:
     """A drafter's greedy float32 text beside plain decoding's, by the near-tie rule.
 
-    positions: whether the target is told position ids. window: that of ``Target``.
+    positions: whether the target is told position ids. settings: those of ``Target``.
     """
     with ALONE:
         model = pair("float32").target
-        target, options = (
-            (Target if positions else Unpositioned)(model, window=window),
-            {"max_new_tokens": length, "eos": ()},
-        )
+        target = (Target if positions else Unpositioned)(model, **settings)
+        options = {"max_new_tokens": length, "eos": ()}
         texts = {
             "generate": lambda _: list(plain_text(prompt, length)),
             name: lambda ids: list(decode(target, drafter, verifiers.greedy, ids, **options).tokens),

@@ -9,10 +9,11 @@ drafters without a trained draft, with settings
 ``vdm:vct swor traversal``: how its children come about (point, iid, swor) and who verifies them
 ``talf:salf 6,3,0.8,10 + retrieval store=own``: paths that were looked up (or ``ngram …``) merged into its tree
 ``vdm:linear``, ``vdm:streaming 256``, ``vdm:dynatree``: DynaTree's Table 1
+``edd:pct 0.06 in graphs``: any of ours, the target's forwards recorded (``graphs``)
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 
@@ -69,6 +70,7 @@ DRAFTERS = {
 }
 MERGEABLE = ("ngram", "retrieval")  # looked up, not computed: paths without auxiliary nodes
 VERIFIERS = {**verifiers.BY_NAME, "block": traversal.block, "traversal": traversal.traversal}
+IN_GRAPHS = " in graphs"
 PATTERN = re.compile(r"(?P<head>[\w./@-]+):(?P<rule>.+?)(?: (?P<drawn>point|iid|swor)(?: (?P<verifier>\w+))?)?")
 
 
@@ -78,6 +80,7 @@ class Method:
 
     head: the trained head, or "pair" for the pair's own draft model. alone: a drafter that needs none, by name and
     settings. merged: what is looked up and goes into the head's tree. verifier: at temperature > 0; greedy otherwise.
+    graphs: whether the target's forwards are recorded.
     """
 
     name: str
@@ -89,12 +92,18 @@ class Method:
     alone: str | None = None
     merged: str | None = None
     window: Window | None = None
+    graphs: bool = False
 
 
 def method(name: str) -> Method:
     """A method by its full name; ValueError on names and settings without sense, before anything is loaded."""
     if not all(part.split() for part in name.split(" + ")):
         raise ValueError(f"a method has no name: {name!r}")
+    if name.endswith(IN_GRAPHS):
+        plain = method(name.removesuffix(IN_GRAPHS))
+        if plain.options is not None:
+            raise ValueError(f"{name!r}: forwards of transformers' own methods are not recorded, only ours")
+        return replace(plain, name=name, graphs=True)
     if name in THEIRS:
         return Method(name, {"prompt_lookup_num_tokens": 10} if name == "prompt lookup" else {})
     if name == "n-gram tree":

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specnb import costs, heads, measures, methods, models, packing, prompts, verifiers
 from specnb.decode import steps
+from specnb.graphs import SIZES, Graphs
 from specnb.racing import generate, sampling
 from specnb.target import Target
 
@@ -33,6 +34,17 @@ def loaded(setting: Setting) -> models.Pair:
     if setting.pair == models.EMBEDDED and not setting.packed:
         return measures.pair(setting.dtype)
     return models.load_pair(setting.pair, dtype=setting.dtype, packed=setting.packed)
+
+
+def graphs(made: methods.Method, setting: Setting, tokens: int) -> Graphs | None:
+    """Recorded forwards for texts of so many tokens, once per process and capacity; None for a method without."""
+    whole = 256 * -(-(tokens + max(SIZES)) // 256)
+    return _graphs(setting, whole) if made.graphs else None
+
+
+@cache
+def _graphs(setting: Setting, capacity: int) -> Graphs:
+    return Graphs(loaded(setting).target, capacity=capacity, sizes=SIZES)
 
 
 @cache
@@ -89,13 +101,17 @@ def _run(
         return _theirs(made, setting, ids, heat, length, seed, whole)
     watched = made.head and draft_model(made.head, setting)
     drafter, verifier = methods.build(made, own, watched), made.verifier if heat else verifiers.greedy
+    recorded = graphs(made, setting, len(ids) + length)
+    if recorded:
+        recorded.prepare(drafter.hidden_layers)
+    target = Target(own.target, window=made.window, graphs=recorded)
     options = {"max_new_tokens": length, "temperature": heat, "seed": seed, **({"eos": ()} if whole else {})}
     looked = costs.timing(drafter.other, "propose") if made.merged else []
     done, drafted, frontiers = [], [], Counter()
     if watched:
         watched.take()  # what a run before this one has left, if it failed
     before, began = costs.resident(), costs.now()
-    for step in steps(Target(own.target, window=made.window), drafter, verifier, ids, **options):
+    for step in steps(target, drafter, verifier, ids, **options):
         seconds, sizes = watched.take() if watched else (0.0, [])
         done.append(step.light())
         drafted.append(seconds)
@@ -172,4 +188,5 @@ def same_greedy_text(method: str, prompt: str, length: int, positions: bool) -> 
     """The greedy float32 text of a method of ours beside plain decoding's: see ``measures.compare_text``."""
     made, setting = methods.method(method), Setting(models.EMBEDDED, "float32", False)
     drafter = methods.build(made, loaded(setting), made.head and draft_model(made.head, setting))
-    return measures.compare_text(method, drafter, prompt, length, positions, made.window)
+    recorded = graphs(made, setting, len(measures.encoded(prompt, setting.dtype)) + length)
+    return measures.compare_text(method, drafter, prompt, length, positions, window=made.window, graphs=recorded)

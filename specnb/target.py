@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from specnb import masks, streaming
 from specnb.cache import TreeCache
+from specnb.graphs import Graphs
 from specnb.tree import TokenTree
 
 
@@ -35,13 +36,18 @@ class Target:
     The cache holds every committed token except the last one, the root, whose key and value are written by the
     forward pass that scores its tree. hidden_layers names the hidden states that drafters ask for. window: keep
     only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the model's own text once
-    something has been evicted.
+    something has been evicted. graphs: recorded forwards of this model, for trees that fit them.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window: streaming.Window | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        hidden_layers: Sequence[int] = (),
+        window: streaming.Window | None = None,
+        graphs: Graphs | None = None,
     ):
-        self.model, self.window = model.eval(), window
+        self.model, self.window, self.graphs = model.eval(), window, graphs
         self.hidden_layers = tuple(hidden_layers)
         self.cache, self.evict = TreeCache(), None
         self.tree: TokenTree | None = None  # scored, waiting for commit
@@ -62,7 +68,7 @@ class Target:
         check_tokens(tokens, self.vocabulary)
         if len(tokens) >= self.context:
             raise ValueError(f"{len(tokens)} tokens do not fit the context of {self.context}: shorten the prompt")
-        self.cache, self.tree = TreeCache(), None
+        self.cache, self.tree = self.graphs.empty() if self.graphs else TreeCache(), None
         self.evict = self.window and streaming.Evictor(self.window, self.model)
         if not len(tokens):
             return {}
@@ -105,6 +111,10 @@ class Target:
 
     @torch.no_grad()
     def _run(self, ids: Tensor, position_ids: Tensor, mask: Tensor | None, **kwargs) -> Scores:
+        if self.graphs and not kwargs:
+            found = self.graphs.score(self.cache, ids, position_ids, mask, self.hidden_layers)
+            if found:
+                return Scores(*found)
         device = self.model.device
         out = self.model(
             input_ids=ids.to(device),

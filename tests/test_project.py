@@ -16,9 +16,9 @@ from specnb import assets
 ROOT = assets.ROOT
 # Each module imports only modules to its left.
 ORDER = [
-    "assets", "packing", "records", "models", "prompts", "tree", "masks", "cache", "streaming", "target", "sampling",
-    "verifiers", "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth", "search",
-    "drafters",
+    "assets", "packing", "records", "models", "prompts", "tree", "masks", "cache", "streaming", "graphs", "target",
+    "sampling", "verifiers", "traversal", "multidraft", "draft_models", "layers", "heads", "head_drafts", "growth",
+    "search", "drafters",
     "decode", "hf", "exact", "broken", "replay", "adaptive", "metrics", "training", "costs", "sweep", "methods",
     "racing", "measures", "self_drafting", "side_by_side", "cost_model", "bench", "studies", "grids", "paired", "paper",
     "recordings", "tree_figure", "figures", "widgets", "explorers", "race", "growing", "whatif",

@@ -143,9 +143,9 @@ def test_bad_input_is_refused_before_any_forward():
 def test_slots_move_in_all_layers_also_after_the_buffers_have_grown(stale):
     """Layers of two shapes, steps until their buffers have doubled twice. stale: negative control, moved elsewhere."""
     generator, cache = torch.Generator().manual_seed(0), TreeCache()
-    shared = cache._shared
+    shared = cache.shared
     if stale:
-        cache._shared = lambda: [store.clone() for store in shared()]
+        cache.shared = lambda: [store.clone() for store in shared()]
     kept = [torch.empty(1, heads, 0, 4) for heads in (1, 1, 3)]  # the layers' keys; values are their negatives
     for step in range(90):
         fed = [torch.randn(1, len(rows[0]), 12, 4, generator=generator) for rows in kept]
