@@ -94,10 +94,10 @@ class TreeCache(Cache):
 
     def commit(self, slots: Sequence[int]) -> None:
         """Keep the given pending slots, in rising order, as the next committed tokens; drop the others."""
-        slots = list(slots)
+        slots, fed = list(slots), self.pending
         if slots != sorted(set(slots)) or (slots and not 0 <= slots[0] <= slots[-1] < self.pending):
             raise ValueError(f"slots must rise within 0..{self.pending - 1}, got {slots}")
-        if len(slots) < self.pending:
+        if len(slots) < fed:
             there = next((i for i, slot in enumerate(slots) if slot != i), len(slots))  # these stand where they should
             if moved := [self.length + slot for slot in slots[there:]]:
                 for store in self.shared():
@@ -105,18 +105,26 @@ class TreeCache(Cache):
                     store.narrow(-2, self.length + there, len(moved)).copy_(rows)
             for layer in self.layers:
                 layer.used = self.length + len(slots)
+            if self.stores and self.length + 3 * fed > self.capacity:  # layers alone would leave holes in the memory
+                self._stack(2 * self.capacity)
         self.length += len(slots)
 
     def shared(self) -> list[Tensor]:
         """All layers' buffers stacked, one tensor per device and shape, so that slots move in all of them at once."""
-        if not self.stores or self.stores[0].shape[-2] != self.capacity:  # they have grown
-            alike = defaultdict(list)
-            for layer in self.layers:
-                for which, buffer in enumerate(layer.buffers):
-                    alike[buffer.device, buffer.shape].append((layer.buffers, which))
-            self.stores = []
-            for places in alike.values():
-                self.stores.append(torch.stack([buffers[which] for buffers, which in places]))
-                for (buffers, which), row in zip(places, self.stores[-1], strict=True):
-                    buffers[which] = row
+        if not self.stores or self.stores[0].shape[-2] != self.capacity:  # they have grown one by one
+            self._stack(self.capacity)
         return self.stores
+
+    def _stack(self, capacity: int) -> None:
+        alike = defaultdict(list)
+        for layer in self.layers:
+            for which, buffer in enumerate(layer.buffers):
+                alike[buffer.device, buffer.shape].append((layer.buffers, which))
+        self.stores = []
+        for places in alike.values():
+            buffers, which = places[0]
+            *front, _, width = buffers[which].shape
+            self.stores.append(buffers[which].new_zeros(len(places), *front, capacity, width))
+            for (buffers, which), row in zip(places, self.stores[-1], strict=True):
+                row[..., : buffers[which].shape[-2], :] = buffers[which]
+                buffers[which] = row
