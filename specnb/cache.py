@@ -105,8 +105,10 @@ class TreeCache(Cache):
                     store.narrow(-2, self.length + there, len(moved)).copy_(rows)
             for layer in self.layers:
                 layer.used = self.length + len(slots)
-            if self.stores and self.length + 3 * fed > self.capacity:  # layers alone would leave holes in the memory
-                self._stack(2 * self.capacity)
+        if self.stores and self.length + 3 * fed > self.capacity:  # layers alone would leave holes in the memory
+            self._stack(2 * self.capacity)
+        elif self.stores:
+            self.shared()  # lets go of what the layers have outgrown
         self.length += len(slots)
 
     def shared(self) -> list[Tensor]:

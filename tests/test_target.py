@@ -157,3 +157,14 @@ def test_slots_move_in_all_layers_also_after_the_buffers_have_grown(stale):
     assert cache.length == len(kept[0][0, 0]) > 512
     pairs = [(layer.keys, layer.values, rows) for layer, rows in zip(cache.layers, kept, strict=True)]
     assert all(torch.equal(keys, rows) and torch.equal(values, -rows) for keys, values, rows in pairs) is not stale
+
+
+def test_outgrown_buffers_are_let_go():
+    """A tree too large for the buffers, of which nothing has to move: no second set of them stays behind."""
+    cache = TreeCache()
+    for count, slots in ((200, range(200)), (12, [0, 2]), (60, [0, 1]), (3, [0])):
+        for layer in range(2):
+            cache.update(torch.ones(1, 2, count, 4), torch.ones(1, 2, count, 4), layer)
+        cache.commit(slots)
+        assert sum(store.nbytes for store in cache.stores) in (0, cache.nbytes)
+    assert cache.capacity > 256
