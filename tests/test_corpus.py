@@ -160,12 +160,19 @@ def test_a_killed_run_goes_on_from_the_last_shard(pair, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("no_held_out")
 def test_other_terms_are_refused(pair, tmp_path):
     write(pair, tmp_path, 60)
-    with pytest.raises(ValueError, match="was written with settings"):
-        write(pair, tmp_path, 120, settings=replace(SETTINGS, answer_temperature=0.9))
     with pytest.raises(ValueError, match="was written with model"):
         write(pair, tmp_path, 120, weights="other")
     with pytest.raises(ValueError, match="was written with openings None"):
         write(pair, tmp_path, 120, openings=["w6 w7"])
+
+
+@pytest.mark.usefixtures("no_held_out")
+def test_each_shard_keeps_its_own_settings(pair, tmp_path):
+    first = write(pair, tmp_path, 60)
+    second = write(pair, tmp_path, 120, settings=replace(SETTINGS, longest_answer=5))
+    assert [entry["settings"]["longest_answer"] for entry in second["shards"]] == [10, 5]
+    assert second["shards"][0] == first["shards"][0]
+    assert max(len(d.answer) for d in corpus.load(tmp_path)[first["shards"][0]["dialogues"] :]) == 5
 
 
 @pytest.mark.usefixtures("no_held_out")

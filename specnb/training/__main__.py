@@ -48,7 +48,7 @@ def main() -> None:
         pair.target.set_attn_implementation("specnb_grouped")
         settings, more = writing.Settings(rows=options.rows), {}
         if options.guided:
-            settings = replace(settings, question_temperature=0.8, longest_question=160, longest_answer=160)
+            settings = replace(settings, question_temperature=0.8, longest_question=160)
             more = {"folder": corpus.GUIDED, "openings": openings.openings()}
         corpus.write(pair, options.tokens, command=command, settings=settings, seed=options.seed, **more)
     elif options.what == "held-out":

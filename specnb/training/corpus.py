@@ -120,11 +120,12 @@ def write(
 
     Each shard and then the manifest is written in one move; a killed run goes on from the last whole shard with a
     new stream of the same seed. Questions already asked, or that share WINDOW words in a row with a held-out
-    prompt, are thrown away. Raises ValueError if the folder's corpus was written by another model or other settings.
+    prompt, are thrown away. Each shard keeps its own settings in the manifest, so that later shards may have others.
+    Raises ValueError if the folder's corpus was written by another model, or with another seed or other openings.
     openings: first words of questions, see ``writing.dialogues``.
     """
     settings = settings or writing.Settings()
-    terms = {"model": {"name": pair.name, "sha256": weights}, "settings": asdict(settings), "seed": seed}
+    terms = {"model": {"name": pair.name, "sha256": weights}, "seed": seed}
     if openings:
         terms["openings"] = hashlib.sha256(json.dumps(list(openings)).encode()).hexdigest()[:16]
     manifest = {**terms, "shards": []}
@@ -150,7 +151,11 @@ def write(
                 bar.update(len(dialogues[-1].answer))
             entry = _save(folder, number, Shard.of(dialogues))
             number += 1
-            facts = {"answer_tokens": count, "seconds": round(time.monotonic() - began, 1)}
+            facts = {
+                "settings": asdict(settings),
+                "answer_tokens": count,
+                "seconds": round(time.monotonic() - began, 1),
+            }
             manifest["shards"].append({**entry, **facts, **records.provenance(command)})
             records.write_json(folder / "manifest.json", manifest)
             have += count

@@ -35,7 +35,7 @@ class Settings:
     answer_temperature: float = 0.6
     shortest_question: int = 4
     longest_question: int = 80
-    longest_answer: int = 224
+    longest_answer: int = 448
     rows: int = 192
 
 
