@@ -2,18 +2,46 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specnb.drafters import Drafter
 from specnb.sampling import Coins, RandomCoins, Warp
 from specnb.target import Target
-from specnb.tree import Draft, TokenTree
-from specnb.verifiers import Verdict, Verifier
+from specnb.tree import Draft, TokenTree, Verdict
 
 Stop = Callable[[Sequence[int]], str | None]  # generated tokens so far → why to stop, or None
+Verifier = Callable[[Draft, Tensor, Coins], Verdict]  # verifier(draft, p (n, V), coins), see specnb.verifiers
+
+
+class Drafter(Protocol):
+    """Proposes one draft per step; serves one generation at a time.
+
+    hidden_layers: the target's hidden states it wants to see, () for none.
+    reach: how many positions its auxiliary nodes may lie deeper than max_depth, 0 without such nodes.
+    """
+
+    hidden_layers: tuple[int, ...]
+    reach: int
+
+    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+        """Start a generation. prefix: the prompt, root last; hidden: (len(prefix) - 1, width) each."""
+
+    def propose(self, coins: Coins, max_depth: int) -> Draft:
+        """A draft whose root is the last committed token. Nodes deeper than max_depth could not be used."""
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        """The step is over: path of draft was accepted, then next_token.
+
+        hidden: (1 + len(path), width) each, for the root and the path. logits: (n, V), the target's output
+        after every node, auxiliary ones included.
+        """
 
 
 @dataclass(frozen=True)
@@ -21,7 +49,7 @@ class Step:
     """One turn of the loop.
 
     start: number of committed tokens before it, the root included. p: (m, V), the target's law after each node up to
-    the last that stood for election.
+    the last candidate.
     tokens: what the step commits: the accepted path and the next token, cut at the end of the generation.
     uniforms: the number behind each accept coin, in the order of verdict.trials. seconds: draft, target
     (forward), verify (warp and verifier) and commit (cache and drafter's bookkeeping).
@@ -80,54 +108,37 @@ def steps(
     Coins for drafting and for verifying come from independent streams of the seed: coins(seed, 0), coins(seed, 1).
     Raises ValueError before any work on an empty prompt, or one that with max_new_tokens exceeds the context.
     """
-    prompt = [int(token) for token in prompt]
-    warp = Warp(temperature, top_k, top_p)
+    prompt, warp = _checked(target, drafter, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
     eos = eos_ids(target.model) if eos is None else frozenset(eos)
-    if not prompt:
-        raise ValueError("the prompt is empty: at least one token is needed to hang a tree on")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    reach = getattr(drafter, "reach", 0)  # self-drafters look further ahead than the text will go
-    if len(prompt) + max_new_tokens + reach > target.context:
-        raise ValueError(
-            f"a prompt of {len(prompt)} tokens and max_new_tokens={max_new_tokens} exceed the context of "
-            f"{target.context}{f', of which drafts take {reach}' if reach else ''}: shorten one of them"
-        )
-    target.hidden_layers = tuple(drafter.hidden_layers)
     draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
-    tossed = getattr(verify_coins, "uniforms", [])
-    clock = Clock()
-    drafter.begin(prompt, warp, target.prefill(prompt[:-1]))
-    clock.lap("draft")  # prefill and begin belong to the first step
-    new: list[int] = []
-    index, finish = 0, None
-    while finish is None:
+    clock, new, finish = Clock(), [], None
+    with clock("draft"):  # prefill and begin belong to the first step
+        target.hidden_layers = tuple(drafter.hidden_layers)
+        drafter.begin(prompt, warp, target.prefill(prompt[:-1]))
+    for index in count():
         start = len(prompt) + len(new)
-        # A step commits accepted + 1 tokens: deeper nodes than that leave room for could never be used.
-        draft = drafter.propose(draft_coins, max_new_tokens - len(new) - 1)
-        clock.lap("draft")
-        scores = target.forward(draft.tree)
-        clock.lap("target")
-        tossed.clear()
-        p = warp(scores.logits[: draft.elected]).cpu()
-        verdict = verifier(draft, p, verify_coins)
-        clock.lap("verify")
-        target.commit(verdict.path)
-        kept = [0, *verdict.path]
-        hidden = {layer: rows[kept] for layer, rows in scores.hidden.items()}
-        drafter.observe(draft, verdict.path, verdict.next_token, hidden, scores.logits)
-        clock.lap("commit")
+        with clock("draft"):  # a step commits accepted + 1 tokens: deeper nodes could never be used
+            draft = drafter.propose(draft_coins, max_new_tokens - len(new) - 1)
+        with clock("target"):
+            scores = target.forward(draft.tree)
+        with clock("verify"):
+            verify_coins.uniforms.clear()
+            p = warp(scores.logits[: draft.candidate_rows]).cpu()
+            verdict = verifier(draft, p, verify_coins)
+        with clock("commit"):
+            target.commit(verdict.path)
+            hidden = {layer: rows[[0, *verdict.path]] for layer, rows in scores.hidden.items()}
+            drafter.observe(draft, verdict.path, verdict.next_token, hidden, scores.logits)
         tokens = []
         for token in (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token):
             tokens.append(token)
             new.append(token)
-            finish = _finished(new, max_new_tokens, eos, stop)
-            if finish:
+            if finish := _finished(new, max_new_tokens, eos, stop):
                 break
-        yield Step(index, start, draft, p, verdict, tuple(tokens), clock.take(), tuple(tossed), finish)
-        clock.lap("outside")  # what the reader of the iterator did meanwhile is not ours
-        clock.take()
-        index += 1
+        uniforms = tuple(verify_coins.uniforms)
+        yield Step(index, start, draft, p, verdict, tuple(tokens), clock.take(), uniforms, finish)
+        if finish:
+            return
 
 
 def decode(
@@ -156,22 +167,10 @@ def decode(
     return Generation(tuple(map(int, prompt)), tuple(tokens), tuple(kept), finish)
 
 
-def stop_strings(tokenizer, strings: Sequence[str]) -> Stop:
-    """A ``stop`` for ``steps`` and ``decode``: end as soon as the generated text contains one of the strings."""
-
-    reach = 4 * max(map(len, strings)) + 4  # in tokens: a character has at most four bytes, a byte is a token at least
-
-    def stop(tokens: Sequence[int]) -> str | None:
-        tail = tokenizer.decode(list(tokens[-reach:]))
-        return next((f"stop string {s!r}" for s in strings if s in tail), None)
-
-    return stop
-
-
 class PlainDrafter:
     """Proposes nothing: the loop becomes ordinary autoregressive decoding, one target call per token."""
 
-    hidden_layers = ()
+    hidden_layers, reach = (), 0
 
     def begin(self, prefix, warp, hidden) -> None:
         self.root = prefix[-1]
@@ -189,6 +188,22 @@ def eos_ids(model) -> frozenset[int]:
     return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
 
 
+def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    """The prompt's token ids; ValueError if nothing can be generated behind it."""
+    prompt = [int(token) for token in prompt]
+    if not prompt:
+        raise ValueError("the prompt is empty: at least one token is needed to hang a tree on")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if len(prompt) + max_new_tokens + drafter.reach > target.context:
+        ahead = f", of which drafts take {drafter.reach}" if drafter.reach else ""
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens and max_new_tokens={max_new_tokens} exceed the context of "
+            f"{target.context}{ahead}: shorten one of them"
+        )
+    return prompt
+
+
 def _finished(new: list[int], limit: int, eos: frozenset[int], stop: Stop | None) -> str | None:
     if new[-1] in eos:
         return "eos"
@@ -198,18 +213,24 @@ def _finished(new: list[int], limit: int, eos: frozenset[int], stop: Stop | None
 
 
 class Clock:
-    """Seconds per phase since the last ``take``; waits for the GPU at each lap, so phases do not leak."""
+    """Seconds per phase since the last ``take``; waits for the GPU at the ends of a phase, so phases do not leak."""
 
     def __init__(self):
-        self.last, self.phases = time.perf_counter(), {}
+        self.phases: dict[str, float] = {}
 
-    def lap(self, phase: str) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self.last
-        self.last = now
+    @contextmanager
+    def __call__(self, phase: str):
+        began = now()
+        yield
+        self.phases[phase] = self.phases.get(phase, 0.0) + now() - began
 
     def take(self) -> dict[str, float]:
         taken, self.phases = self.phases, {}
         return taken
+
+
+def now() -> float:
+    """Seconds on the wall clock, once the GPU's queue is empty."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()

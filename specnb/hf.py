@@ -1,4 +1,4 @@
-"""The same loop behind transformers' own door: ``model.generate(**inputs, custom_generate=speculative(drafter))``."""
+"""The same loop as ``model.generate(**inputs, custom_generate=speculative(drafter, verifier))``, for transformers."""
 
 from collections.abc import Callable
 
@@ -13,14 +13,12 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from specnb.decode import steps
-from specnb.drafters import Drafter
+from specnb.decode import Drafter, Verifier, steps
 from specnb.sampling import Warp
 from specnb.target import Target
-from specnb.verifiers import Verifier, by_draw
 
 
-def speculative(drafter: Drafter, verifier: Verifier = by_draw, *, streamer: BaseStreamer | None = None) -> Callable:
+def speculative(drafter: Drafter, verifier: Verifier, *, streamer: BaseStreamer | None = None) -> Callable:
     """A ``custom_generate`` callable that decodes with this drafter and verifier.
 
     Honours the generation config's do_sample, temperature, top_k, top_p, length limits, end tokens and stop

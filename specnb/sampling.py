@@ -73,7 +73,12 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 class Coins(Protocol):
-    """All randomness of a drafter or verifier. ``exact.law`` replaces it by every outcome in turn."""
+    """All randomness of a drafter or verifier. ``exact.law`` replaces it by every outcome in turn.
+
+    uniforms: the numbers behind the accept coins since the list was last cleared, for display; may stay empty.
+    """
+
+    uniforms: list[float]
 
     def accept(self, probability: float) -> bool:
         """True with this probability."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb import masks, streaming
+from specnb import masks
 from specnb.cache import TreeCache
-from specnb.graphs import Graphs
 from specnb.tree import TokenTree
 
 
@@ -30,6 +30,23 @@ def context_length(model: PreTrainedModel) -> int:
     return model.config.get_text_config().max_position_embeddings
 
 
+class Window(Protocol):
+    """A cache policy that forgets: ``models.Window`` (StreamingLLM)."""
+
+    def evictor(self, model: PreTrainedModel):
+        """A callable on the cache after each commit, which counts the tokens it has dropped in ``evicted``."""
+
+
+class RecordedForwards(Protocol):
+    """Forward passes recorded at fixed shapes and replayed: ``models.Graphs``."""
+
+    def empty(self) -> TreeCache:
+        """The cache of a new generation."""
+
+    def score(self, cache: TreeCache, ids: Tensor, positions: Tensor, mask: Tensor | None, hidden_layers):
+        """Logits (n, V) and hidden states of a tree, or None if no recorded pass fits it."""
+
+
 class Target:
     """A causal language model with a TreeCache: prefill, forward(tree), commit(path).
 
@@ -44,8 +61,8 @@ class Target:
         model: PreTrainedModel,
         *,
         hidden_layers: Sequence[int] = (),
-        window: streaming.Window | None = None,
-        graphs: Graphs | None = None,
+        window: Window | None = None,
+        graphs: RecordedForwards | None = None,
     ):
         self.model, self.window, self.graphs = model.eval(), window, graphs
         self.hidden_layers = tuple(hidden_layers)
@@ -69,7 +86,7 @@ class Target:
         if len(tokens) >= self.context:
             raise ValueError(f"{len(tokens)} tokens do not fit the context of {self.context}: shorten the prompt")
         self.cache, self.tree = self.graphs.empty() if self.graphs else TreeCache(), None
-        self.evict = self.window and streaming.Evictor(self.window, self.model)
+        self.evict = self.window and self.window.evictor(self.model)
         if not len(tokens):
             return {}
         ids = torch.tensor([list(tokens)])

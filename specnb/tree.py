@@ -1,4 +1,4 @@
-"""TokenTree and Draft: what every drafter fills, every mask is cut from and every verifier walks."""
+"""TokenTree, Draft and Verdict: what drafters propose, masks are cut from, and verifiers walk and return."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -168,14 +168,6 @@ class TokenTree:
             raise ValueError("the root cannot be removed")
         return self.keep(i for i in range(len(self)) if gone.isdisjoint(self.path(i)))
 
-    def subtree(self, node: int) -> "TokenTree":
-        """The tree whose root is the given node."""
-        self._check([node])
-        inside = self.ancestors[:, node].nonzero().flatten().tolist()
-        new = {old: i for i, old in enumerate(inside)}
-        parents = [-1] + [new[self.parent_list[old]] for old in inside[1:]]
-        return TokenTree(self.tokens[inside], torch.tensor(parents))
-
     def merge(self, other: "TokenTree") -> "TokenTree":
         """The trie union of two trees with the same root token; this tree's nodes come first."""
         if self.token_list[0] != other.token_list[0]:
@@ -247,8 +239,8 @@ class Draft:
         return tuple(tuple(c for c in below if not flags[c]) for below in self.tree.children)
 
     @cached_property
-    def elected(self) -> int:
-        """Rows up to the last node that stands for election: auxiliary ones behind it need no law p."""
+    def candidate_rows(self) -> int:
+        """Number of rows up to the last candidate: the auxiliary nodes behind it need no law p."""
         if self.auxiliary is None:
             return len(self.tree)
         return 1 + int((~self.auxiliary).nonzero()[-1])
@@ -271,6 +263,24 @@ class Draft:
         if self.ids is not None:
             row = torch.zeros(vocabulary, dtype=torch.float64).index_copy_(0, self.ids, row)
         return row / row.sum()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One accept coin: the node on trial, its acceptance probability, the outcome."""
+
+    node: int
+    probability: float
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification elects: the accepted nodes (root excluded) and the bonus or recovered token."""
+
+    path: tuple[int, ...]
+    next_token: int
+    trials: tuple[Trial, ...] = ()
 
 
 def _wide(values: Tensor) -> bool:

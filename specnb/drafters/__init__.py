@@ -1,28 +1,25 @@
-"""Drafters: who fills the tree. ``TreeDrafter`` asks a draft model; ``NgramDrafter`` looks the text up in itself.
+"""Drafters fill the tree: a draft model's likeliest or sampled tokens, text looked up, or the target itself.
 
-``ProgressiveDrafter`` (PTD), ``SelfDrafter`` and ``LookaheadDrafter`` let the target draft for itself;
-``RetrievalDrafter`` asks a datastore of the target's texts, too; ``MergedDrafter`` puts such paths into a draft model's
-tree.
+``tree_drafter`` grows a tree with a draft model (``draft_models``: any causal LM; trained heads are in ``heads``) and
+a growth rule; ``adaptive`` learns SALF's threshold; ``ngram`` and ``retrieval`` look texts up; ``merged`` unites two
+drafts; ``ptd``, ``self_draft`` and ``lookahead`` let the target draft for itself; ``textbook`` has PTD's four moves.
+A new drafter is a class with begin, propose and observe (``specnb.decode.Drafter``); lab/methods.py gives it a name.
 """
 
-from specnb.drafters.base import Drafter
+from specnb.decode import Drafter, PlainDrafter
+from specnb.drafters import pools, textbook
+from specnb.drafters.adaptive import AdaptiveDrafter
+from specnb.drafters.draft_models import CausalLMDraft, DraftModel, TableDraft, Tempered, visible_slots
 from specnb.drafters.lookahead import LookaheadDrafter
 from specnb.drafters.merged import MergedDrafter
-from specnb.drafters.model_tree import TreeDrafter
 from specnb.drafters.ngram import NgramDrafter
 from specnb.drafters.ptd import ProgressiveDrafter
 from specnb.drafters.retrieval import Datastore, RetrievalDrafter
 from specnb.drafters.self_draft import Corpus, SelfDrafter
+from specnb.drafters.tree_drafter import TreeDrafter
 
 __all__ = [
-    "Corpus",
-    "Datastore",
-    "Drafter",
-    "LookaheadDrafter",
-    "MergedDrafter",
-    "NgramDrafter",
-    "ProgressiveDrafter",
-    "RetrievalDrafter",
-    "SelfDrafter",
-    "TreeDrafter",
-]
+    "AdaptiveDrafter", "CausalLMDraft", "Corpus", "Datastore", "DraftModel", "Drafter", "LookaheadDrafter",
+    "MergedDrafter", "NgramDrafter", "PlainDrafter", "ProgressiveDrafter", "RetrievalDrafter", "SelfDrafter",
+    "TableDraft", "Tempered", "TreeDrafter", "pools", "textbook", "visible_slots",
+]  # fmt: skip

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, cut, size
-from specnb.drafters.riders import Rows
+from specnb.drafters.pools import GramPool, Rows, cut, size
 from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp, likeliest
 from specnb.tree import Draft

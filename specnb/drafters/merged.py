@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specnb.drafters.model_tree import TreeDrafter
 from specnb.drafters.ngram import NgramDrafter
 from specnb.drafters.retrieval import RetrievalDrafter
+from specnb.drafters.tree_drafter import TreeDrafter
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, Drawn, TokenTree
 
@@ -19,6 +19,8 @@ class MergedDrafter:
     that it does not have follow. Both are chosen, not drawn, so the draft is POINT and lossless under ``one_hot``.
     Raises ValueError for a tree drafter that draws.
     """
+
+    reach = 0
 
     def __init__(self, drafter: TreeDrafter, other: NgramDrafter | RetrievalDrafter | None = None):
         if drafter.drawn is not Drawn.POINT:

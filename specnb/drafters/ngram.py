@@ -19,7 +19,7 @@ class NgramDrafter:
     A POINT draft: nothing is drawn. Prompt lookup decoding (Saxena 2023) is the case of one match.
     """
 
-    hidden_layers = ()
+    hidden_layers, reach = (), 0
 
     def __init__(self, *, max_ngram: int = 4, length: int = 14, matches: int = 3, budget: int = 16, short: int = 3):
         if min(max_ngram, length, matches, budget, short) < 1:

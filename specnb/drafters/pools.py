@@ -1,4 +1,4 @@
-"""Candidate pools of self-drafting: what followed a token before, as a trie or as a few n-grams, bounded both ways.
+"""What self-drafters share: pools of candidates, bounded in size, and rows of candidates and draft nodes in one tree.
 
 A trie is a nested dict, token → trie of what follows; siblings stand in the order in which they were first added.
 """
@@ -6,6 +6,7 @@ A trie is a nested dict, token → trie of what follows; siblings stand in the o
 from collections.abc import Iterator, Sequence
 
 from specnb.growth import at_least_one
+from specnb.tree import Draft, TokenTree
 
 Trie = dict[int, "Trie"]
 
@@ -122,3 +123,34 @@ def _latest(table: dict, key, value, most: int):
     if len(table) > most:
         del table[next(iter(table))]
     return value
+
+
+class Rows:
+    """A tree under construction: rows of tokens and parents; row 0 is the root."""
+
+    def __init__(self, root: int):
+        self.tokens, self.parents = [root], [-1]
+
+    def add(self, token: int, parent: int) -> int:
+        """Hang a token under a row; returns its own row."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        return len(self.tokens) - 1
+
+    def add_path(self, tokens: Sequence[int], parent: int) -> list[int]:
+        """Hang a path under a row; returns the rows of its tokens."""
+        rows = []
+        for token in tokens:
+            parent = self.add(token, parent)
+            rows.append(parent)
+        return rows
+
+    def add_trie(self, trie: Trie, parent: int) -> None:
+        """Hang a trie under a row, depth first."""
+        for token, below in trie.items():
+            self.add_trie(below, self.add(token, parent))
+
+    def draft(self, candidates: int) -> Draft:
+        """The draft whose first ``candidates`` rows behind the root stand for election; the others only ride along."""
+        tree = TokenTree(self.tokens, self.parents)
+        return Draft(tree, auxiliary=tree.parents.new_tensor(range(len(tree))) > candidates)

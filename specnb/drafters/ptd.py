@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specnb.drafters.pools import Trie, TriePool, cut, depth, size, subtrees
+from specnb.drafters.pools import Rows, Trie, TriePool, cut, depth, size, subtrees
 from specnb.drafters.pools import path as chain
-from specnb.drafters.riders import Rows
 from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp, likeliest
 from specnb.tree import Draft
@@ -113,16 +112,16 @@ class ProgressiveDrafter:
     def observe(
         self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
     ) -> None:
-        first = draft.elected  # rows before are the root's and the candidates'
+        first = draft.candidate_rows  # rows before are the root's and the candidates'
         tokens = self._draft_tokens(logits[first:])
         if self.feedback and self.candidates:
             self.pool.add(self.root, grow(self.candidates, iter(likeliest(logits[1:first]).tolist()), self.nodes))
-        for key, below in subtrees(grow(self.tree, iter(tokens), self.nodes)):
+        for key, below in subtrees(grow(self.tree, iter(tokens), self.nodes)):  # expand, and merge into the pool
             if below:
                 self.pool.add(key, below)
         self.tree = self._first_level(grow(self.tree, iter(tokens), self.children), tokens, next_token)
-        self.tree = step(self.tree, self.depth)
-        self._read([*(draft.tree.token_list[node] for node in path), next_token])
+        self.tree = step(self.tree, self.depth)  # step and prune
+        self._read([*(draft.tree.token_list[node] for node in path), next_token])  # propose will retrieve behind it
 
     def _draft_tokens(self, logits: Tensor) -> list[int]:
         """d_v of every draft node, from the target's unwarped logits (m, V)."""

@@ -1,21 +1,26 @@
 """RetrievalDrafter: what followed in this text and in texts the target wrote before, as a law; no model drafts."""
 
 import heapq
+import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specnb.growth import at_least_one
+from specnb.models import files
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, TokenTree
 
 KEY = 4  # tokens of a key: 16 bits each
 MOST = 50  # places of a context that are counted, evenly spaced among all
 TOP = 8  # continuations of a context that are kept
+CORPUS = files.DATA / "corpus"
+SHARDS = 11  # of the corpus in the store: it stays the same while the corpus grows
 
 
 class Datastore:
@@ -35,6 +40,12 @@ class Datastore:
             keys[back:] |= self.tokens[: len(tokens) - back].astype(np.uint64) << np.uint64(16 * (KEY - 1 - back))
         self.order = np.argsort(keys, kind="stable")
         self.keys, self.order = keys[self.order], self.order + 1  # places of what comes next
+
+    @classmethod
+    def of_corpus(cls, folder: Path = CORPUS, shards: int = SHARDS) -> "Datastore":
+        """What the embedded target wrote for the training of the heads; no evaluation prompt is among it."""
+        entries = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["shards"][:shards]
+        return cls(np.concatenate([np.load(folder / entry["file"])["tokens"] for entry in entries]))
 
     def counts(self, context: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:
         """(token, count) of what most often followed up to 4 tokens, the commonest first, and the number of places."""
@@ -56,7 +67,7 @@ class RetrievalDrafter:
     budget, depth: most nodes, and levels. longest: most tokens of a context (of the store's, at most 4).
     """
 
-    hidden_layers = ()
+    hidden_layers, reach = (), 0
 
     def __init__(
         self,

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Trie, absorb, cut, merge, path, size
-from specnb.drafters.riders import Rows
+from specnb.drafters.pools import GramPool, Rows, Trie, absorb, cut, merge, path, size
 from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp, likeliest
 from specnb.tree import Draft

@@ -1,1 +1,6 @@
-"""Training draft heads: the corpus the target writes, its features, the losses, the loop. See ``__main__``."""
+"""Training of draft heads: the target's own text, its features, losses, the loop, and the report on held-out text.
+
+``writing`` lets the target write dialogues and ``corpus`` keeps them in shards (``openings``: first words of guided
+questions); ``features`` and ``branches`` hold what the target says about them; ``starts``, ``losses`` and ``loop``
+train a head; ``evaluation`` measures it; ``runs`` goes from names to files. Command: ``python -m specnb.training``.
+"""

@@ -11,7 +11,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from specnb import heads, models, records
+from specnb import heads, models
+from specnb.models import provenance
 from specnb.training import corpus, loop, openings, runs, writing
 
 
@@ -42,7 +43,7 @@ def main() -> None:
     ranks.add_argument("--heads", type=Path, default=heads.FOLDER)
     ranks.add_argument("--every", type=int, default=3, help="one in so many held-out texts")
     options = parser.parse_args()
-    command = records.command("specnb.training")
+    command = provenance.command("specnb.training")
     pair = models.load_pair(dtype=options.dtype)
     if options.what == "corpus":
         pair.target.set_attn_implementation("specnb_grouped")

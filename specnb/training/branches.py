@@ -13,7 +13,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
-from specnb import assets, heads, masks, records
+from specnb import heads, masks
+from specnb.models import files
 from specnb.training.features import Features
 
 
@@ -118,13 +119,13 @@ def compute(
         ).encode()
     )
     key.update(data.tokens.numpy().tobytes())
-    file = assets.cache_dir() / "features" / f"branches-{key.hexdigest()[:16]}.pt"
+    file = files.cache_dir() / "features" / f"branches-{key.hexdigest()[:16]}.pt"
     if not file.exists():
-        bar = tqdm(zip(kept, roots, strict=True), total=len(kept), desc=f"trees, k={k}", disable=assets.QUIET)
+        bar = tqdm(zip(kept, roots, strict=True), total=len(kept), desc=f"trees, k={k}", disable=files.QUIET)
         found = [_tree(model, frozen, data, i, at, k) for i, at in bar]
         buffer = io.BytesIO()
         torch.save([torch.stack(parts) for parts in zip(*found, strict=True)], buffer)
-        records.write(file, buffer.getvalue())
+        files.write(file, buffer.getvalue())
     return Branches(torch.tensor(kept), roots, *torch.load(file, weights_only=True, mmap=True))
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
-from specnb import assets, models, prompts, records
+from specnb import models
+from specnb.models import files, prompts, provenance
 from specnb.training import writing
 
-FOLDER = assets.DATA / "corpus"
+FOLDER = files.DATA / "corpus"
 GUIDED = FOLDER / "guided"  # questions with given first words
 SHARD = 100_000  # answer tokens in a shard
 WINDOW = 8  # words in a row shared with a held-out prompt throw a question away
@@ -85,7 +86,7 @@ def tokens(folder: Path = FOLDER) -> np.ndarray:
 def _shards(folder: Path, count: int | None = None) -> Iterator[Shard]:
     for entry in read_manifest(folder)["shards"][:count]:
         path = folder / entry["file"]
-        if not path.exists() or assets.sha256(path) != entry["sha256"]:
+        if not path.exists() or files.sha256(path) != entry["sha256"]:
             raise ValueError(
                 f"{path} is missing or damaged: restore it, or delete it and its entry in manifest.json, "
                 f"and run `python -m specnb.training corpus` again"
@@ -113,7 +114,7 @@ def write(
     settings: writing.Settings | None = None,
     seed: int = 0,
     shard: int = SHARD,
-    weights: str = assets.SMOLLM2_GGUF.sha256,
+    weights: str = files.SMOLLM2_GGUF.sha256,
     openings: Sequence[str] = (),
 ) -> dict:
     """Let the target write dialogues until the corpus holds so many answer tokens; returns the manifest.
@@ -142,7 +143,7 @@ def write(
         pair.target, pair.tokenizer, settings, seed=_stream_seed(seed, number), wanted=wanted, openings=begun
     )
     have = sum(entry["answer_tokens"] for entry in manifest["shards"])
-    with tqdm(total=target_answer_tokens, initial=have, unit="token", unit_scale=True, disable=assets.QUIET) as bar:
+    with tqdm(total=target_answer_tokens, initial=have, unit="token", unit_scale=True, disable=files.QUIET) as bar:
         while have < target_answer_tokens:
             began, dialogues, count = time.monotonic(), [], 0
             while count < shard:
@@ -156,8 +157,8 @@ def write(
                 "answer_tokens": count,
                 "seconds": round(time.monotonic() - began, 1),
             }
-            manifest["shards"].append({**entry, **facts, **records.provenance(command)})
-            records.write_json(folder / "manifest.json", manifest)
+            manifest["shards"].append({**entry, **facts, **provenance.facts(command)})
+            files.write_json(folder / "manifest.json", manifest)
             have += count
     return manifest
 
@@ -183,5 +184,5 @@ def _stream_seed(seed: int, shard: int) -> int:
 def _save(folder: Path, number: int, shard: Shard) -> dict:
     """Write shard-NNN.npz in one move; its manifest entry."""
     path = folder / f"shard-{number:03d}.npz"
-    records.write_arrays(path, vars(shard))
-    return {"file": path.name, "sha256": assets.sha256(path), "dialogues": len(shard.questions)}
+    files.write_arrays(path, vars(shard))
+    return {"file": path.name, "sha256": files.sha256(path), "dialogues": len(shard.questions)}

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from specnb import assets, models, prompts
+from specnb import models
 from specnb.heads import Frozen, Spec
+from specnb.models import files, prompts
 from specnb.training import loop, losses, writing
 from specnb.training.branches import Branches, choose_roots, score
 from specnb.training.features import Features
@@ -33,7 +34,7 @@ def answer_greedily(
     pad, eos = pair.tokenizer.pad_token_id, pair.target.generation_config.eos_token_id
     answers: dict[int, list[int]] = {}
     order = sorted(range(len(texts)), key=lambda i: len(prompts_ids[i]))
-    for begin in tqdm(range(0, len(order), rows), desc="held-out answers", disable=assets.QUIET):
+    for begin in tqdm(range(0, len(order), rows), desc="held-out answers", disable=files.QUIET):
         batch = order[begin : begin + rows]
         longest = len(prompts_ids[batch[-1]])
         ids = torch.tensor([[pad] * (longest - len(prompts_ids[i])) + prompts_ids[i] for i in batch])
@@ -152,7 +153,7 @@ def by_rank(
     """
     kept, chosen = choose_roots(features, range(0, len(features), every), roots, seed=0)
     output, rows = model.get_output_embeddings().weight, []
-    for row, i in enumerate(tqdm(kept, desc="by rank", disable=assets.QUIET)):
+    for row, i in enumerate(tqdm(kept, desc="by rank", disable=files.QUIET)):
         batch = loop.gather(features, [i], frozen.rows)
         at = chosen[row : row + 1].to(frozen.rows.device)
         (text,) = losses.eagle_pass(head, batch.embedded(frozen), batch.hidden[spec.hidden_layer], 1)

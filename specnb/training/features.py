@@ -22,7 +22,8 @@ from filelock import FileLock
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specnb import assets, heads, models, records
+from specnb import heads, models
+from specnb.models import files
 from specnb.training import writing
 
 CHUNK = 256  # dialogues
@@ -81,7 +82,7 @@ def compute(
     full = [[*prompt, *answer] for prompt, answer in texts]
     base = json.dumps([heads.fingerprint(pair.target), str(frozen.rows.dtype), frozen.ids.tolist()])
     found: dict[str, list[Tensor]] = {}
-    for begin in tqdm(range(0, len(full), CHUNK), unit="chunk", desc="features", disable=assets.QUIET):
+    for begin in tqdm(range(0, len(full), CHUNK), unit="chunk", desc="features", disable=files.QUIET):
         for name, array in _chunk(pair, frozen, full[begin : begin + CHUNK], layers, base, batch_tokens).items():
             found.setdefault(name, []).append(torch.from_numpy(array))
     joined = {name: torch.cat(parts) for name, parts in found.items()}
@@ -101,7 +102,7 @@ def _chunk(pair, frozen, full, layers, base: str, batch_tokens: int) -> dict[str
     """Arrays of some token sequences, end to end: computed, or opened if an earlier run has completed them."""
     start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
     key = hashlib.sha256(f"{base} {start.tolist()} {full}".encode()).hexdigest()[:16]
-    folder, width, n = assets.cache_dir() / "features" / key, frozen.rows.shape[1], int(start[-1])
+    folder, width, n = files.cache_dir() / "features" / key, frozen.rows.shape[1], int(start[-1])
     shapes = {f"hidden{layer}": (n, width) for layer in layers} | {
         "soft": (n, width), "best": (n, TOP), "best_p": (n, TOP)
     }  # fmt: skip
@@ -114,7 +115,7 @@ def _chunk(pair, frozen, full, layers, base: str, batch_tokens: int) -> dict[str
             _fill(pair, frozen, full, start, layers, arrays, batch_tokens)
             for name, array in arrays.items():
                 array.flush()
-                records.write(folder / f"{name}.done", "")
+                files.write(folder / f"{name}.done", "")
     return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in shapes}
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from specnb import assets, records
 from specnb.heads import Frozen
+from specnb.models import files
 from specnb.training import losses
 from specnb.training.branches import Branches
 from specnb.training.features import Features
@@ -170,7 +170,7 @@ def train(
     terms = {**(terms or {}), "schedule": repr(schedule), "tokens": len(features.tokens)}
     if checkpoint.exists():
         state = _restore(checkpoint, terms, head, optimizer)
-    with tqdm(total=steps, initial=state["step"], unit="step", disable=assets.QUIET) as bar:
+    with tqdm(total=steps, initial=state["step"], unit="step", disable=files.QUIET) as bar:
         for step in range(state["step"], steps):
             if len(state["curve"]) and _stale(state["curve"], schedule.patience):
                 break
@@ -240,7 +240,7 @@ def validate(
 def _keep(path: Path, terms: dict, state: dict, head: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     buffer = io.BytesIO()
     torch.save({"terms": terms, "state": state, "head": head.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    records.write(path, buffer.getvalue())
+    files.write(path, buffer.getvalue())
 
 
 def _restore(path: Path, terms: dict, head: nn.Module, optimizer: torch.optim.Optimizer) -> dict:

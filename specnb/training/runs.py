@@ -11,14 +11,15 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specnb import assets, heads, metrics, models, records
+from specnb import heads, models
+from specnb.models import files, provenance
 from specnb.training import branches, corpus, evaluation, features, loop, starts, writing
 
 VOCABULARY, VOCABULARY_SHARDS = 8192, 6
 TREE_ROOTS = 16  # TALF: target-built trees in each dialogue, the paper has one at every position
 HELD_OUT = corpus.FOLDER / "held_out.npz"
-RANKS = assets.DATA / "results" / "heads_by_rank"
-REPORT = assets.DATA / "results" / "heads_held_out"
+RANKS = files.DATA / "results" / "heads_by_rank"
+REPORT = files.DATA / "results" / "heads_held_out"
 
 
 def sequences(
@@ -83,7 +84,7 @@ def train(
         "target": fingerprint,
         "text": text.hexdigest()[:16],
         "ids": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:16],
-        "parent": recipe.parent and assets.sha256(origin / f"{recipe.parent}.safetensors")[:16],
+        "parent": recipe.parent and files.sha256(origin / f"{recipe.parent}.safetensors")[:16],
     }
     card = out / f"{name}.json"
     if card.exists() and not again and json.loads(card.read_text(encoding="utf-8")).get("terms") == terms:
@@ -105,7 +106,7 @@ def train(
     if recipe.trees:
         trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=TREE_ROOTS)
     run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
-    checkpoint = assets.cache_dir() / "training" / f"{name}-{run}.pt"
+    checkpoint = files.cache_dir() / "training" / f"{name}-{run}.pt"
     head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, trees=trees, terms=terms)
     facts = {
         "head": name,
@@ -123,10 +124,10 @@ def train(
         "best": min(curve, key=lambda row: row["validation_loss"]),
         "seconds_of_last_run": round(time.monotonic() - began),
         "terms": terms,
-        **records.provenance(command),
+        **provenance.facts(command),
     }
     heads.save(head, spec, ids, facts, out / name)
-    records.write(out / f"{name}.csv", loop.curve_csv(curve))
+    files.write(out / f"{name}.csv", loop.curve_csv(curve))
     checkpoint.unlink()
 
 
@@ -145,17 +146,17 @@ def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT) -> No
     """The target's greedy answers to every held-out prompt, next to the corpus."""
     table = evaluation.held_out_prompts()
     shard = corpus.Shard.of(evaluation.answer_greedily(pair, list(table["text"])))
-    records.write_arrays(file, vars(shard))
-    facts = {"sha256": assets.sha256(file), "prompts": len(table), "answer_tokens": int(shard.answers.sum())}
-    records.write_json(
-        file.with_suffix(".json"), {**facts, "model": heads.fingerprint(pair.target), **records.provenance(command)}
+    files.write_arrays(file, vars(shard))
+    facts = {"sha256": files.sha256(file), "prompts": len(table), "answer_tokens": int(shard.answers.sum())}
+    files.write_json(
+        file.with_suffix(".json"), {**facts, "model": heads.fingerprint(pair.target), **provenance.facts(command)}
     )
 
 
 def held_out(file: Path = HELD_OUT) -> list[writing.Dialogue]:
     """The held-out text; ValueError if it is missing or damaged."""
     card = file.with_suffix(".json")
-    if not file.exists() or assets.sha256(file) != json.loads(card.read_text(encoding="utf-8"))["sha256"]:
+    if not file.exists() or files.sha256(file) != json.loads(card.read_text(encoding="utf-8"))["sha256"]:
         raise ValueError(f"{file} is missing or damaged: run `python -m specnb.training held-out`")
     with np.load(file) as arrays:
         return list(corpus.Shard(**arrays).dialogues())
@@ -176,10 +177,10 @@ def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out:
         tables.append(evaluation.measure(path.stem, head, spec, frozen, data, sets))
         card, (whole,) = path.with_suffix(".json"), tables[-1].query("set == 'all'").to_dict("records")
         figures = {key: float(f"{whole[key]:.5g}") for key in whole if key.startswith("depth") or key == "tau"}
-        records.write_json(card, {**json.loads(card.read_text(encoding="utf-8")), "held_out": figures})
+        files.write_json(card, {**json.loads(card.read_text(encoding="utf-8")), "held_out": figures})
         print(tables[-1].round(3).to_string(index=False), flush=True)
     table = pd.concat(tables, ignore_index=True)
-    records.write_table(out, table, command, head_sha256=heads.hashes([path.stem for path in paths], folder))
+    provenance.write_table(out, table, command, head_sha256=heads.hashes([path.stem for path in paths], folder))
     return table
 
 
@@ -198,10 +199,9 @@ def report_ranks(
         for rank, rows in found.groupby("rank"):
             hit = rows["hit"].to_numpy(float)
             ece = {
-                key: metrics.ece(rows[c].to_numpy(), hit)
-                for key, c in (("ece", "confidence"), ("ece_paper", "p_target"))
+                key: heads.ece(rows[c].to_numpy(), hit) for key, c in (("ece", "confidence"), ("ece_paper", "p_target"))
             }
             tables.append({"head": name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(rows)})
     table = pd.DataFrame(tables)
-    records.write_table(out, table, command, head_sha256=heads.hashes(names, folder))
+    provenance.write_table(out, table, command, head_sha256=heads.hashes(names, folder))
     return table

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.heads import Eagle, Edd, Frozen, Vdm
-from specnb.layers import Spec
+from specnb.heads import Eagle, Edd, Frozen, Spec, Vdm
 from specnb.training.features import Features
 
 SAMPLE = 60_000  # tokens that means and maps are taken from

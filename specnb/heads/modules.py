@@ -1,27 +1,122 @@
-"""Trained draft heads: small modules beside a frozen target, whose embedding, final norm and output rows they reuse.
+"""Trained draft heads as modules: EAGLE's, EDD's, Medusa's and a small language model, beside a frozen target.
 
-A head predicts a reduced vocabulary: ``Frozen.ids`` names the target's tokens it can draft, ``Frozen.rows`` are
-their rows of the target's output matrix. On disk a head is NAME.safetensors with its card NAME.json.
+Heads reuse the target's embedding, final norm and output rows (``Frozen``), and predict a reduced vocabulary.
 """
 
-import hashlib
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specnb import assets, records
-from specnb.layers import Layer, Spec
 
-FOLDER = assets.DATA / "drafts"
+@dataclass(frozen=True)
+class Spec:
+    """What a head is made of. kind: vdm, medusa, eagle or edd; hidden_layer: the target's state it reads, if any.
+
+    hidden_layer counts from the end as in transformers' hidden_states: -1 is the last, after the final norm.
+    count: number of decoder layers (vdm) or of heads (medusa).
+    """
+
+    kind: str
+    width: int
+    attention_heads: int
+    key_heads: int
+    head_width: int
+    mlp: int
+    theta: float
+    epsilon: float
+    hidden_layer: int | None = None
+    count: int = 1
+
+    @classmethod
+    def like(cls, model: PreTrainedModel, kind: str, *, hidden_layer: int | None = None, count: int = 1) -> "Spec":
+        """A head with the proportions of the target's own layers.
+
+        An edd has as many key heads as query heads, though the target may share them: what it learns of the target's
+        states passes through its keys and values alone. A vdm's layers have half of the target's inner width, so that
+        two of them are no larger than another head.
+        """
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        keys, width = (getattr(config, name, None) for name in ("num_key_value_heads", "head_dim"))
+        keys = heads if kind == "edd" else keys
+        theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)
+        return cls(
+            kind,
+            width=config.hidden_size,
+            attention_heads=heads,
+            key_heads=keys or heads,
+            head_width=width or config.hidden_size // heads,
+            mlp=config.intermediate_size // (2 if kind == "vdm" else 1),
+            theta=float(theta),
+            epsilon=getattr(config, "rms_norm_eps", 1e-5),
+            hidden_layer=hidden_layer,
+            count=count,
+        )
+
+
+class Norm(nn.Module):
+    """RMS norm as in Llama: the mean square in float32, the rest in the dtype of the rows."""
+
+    def __init__(self, width: int, epsilon: float):
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.ones(width)), epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return self.weight.to(x.dtype) * (x * scale).to(x.dtype)
+
+
+class Layer(nn.Module):
+    """One Llama decoder layer, opened up: keys and values come out, and go in as the caller has arranged them."""
+
+    def __init__(self, spec: Spec, *, input_norm: bool = True):
+        super().__init__()
+        self.spec = spec
+        queries, keys = spec.attention_heads * spec.head_width, spec.key_heads * spec.head_width
+        self.input_layernorm = Norm(spec.width, spec.epsilon) if input_norm else nn.Identity()
+        self.q_proj = nn.Linear(spec.width, queries, bias=False)
+        self.k_proj = nn.Linear(spec.width, keys, bias=False)
+        self.v_proj = nn.Linear(spec.width, keys, bias=False)
+        self.o_proj = nn.Linear(queries, spec.width, bias=False)
+        self.post_attention_layernorm = Norm(spec.width, spec.epsilon)
+        self.gate_proj = nn.Linear(spec.width, spec.mlp, bias=False)
+        self.up_proj = nn.Linear(spec.width, spec.mlp, bias=False)
+        self.down_proj = nn.Linear(spec.mlp, spec.width, bias=False)
+
+    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """x: (B, n, width), positions: (n,) or (B, n) → keys and values, (B, key_heads, n, head_width) each."""
+        x = self.input_layernorm(x)
+        return self._rotate(self._split(self.k_proj(x)), positions), self._split(self.v_proj(x))
+
+    def forward(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """x: (B, n, width) attends to (B, key_heads, m, head_width) keys under a bool mask; (B, n, width).
+
+        mask: bool, broadcastable to (B, heads, n, m), True where a query may look; None is causal with n = m.
+        """
+        query = self._rotate(self._split(self.q_proj(self.input_layernorm(x))), positions)
+        seen = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        x = x + self.o_proj(seen.transpose(1, 2).flatten(2))
+        inner = self.post_attention_layernorm(x)
+        return x + self.down_proj(F.silu(self.gate_proj(inner)) * self.up_proj(inner))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.spec.head_width)).transpose(1, 2)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary embedding, the two halves of a head turned against each other as in Llama."""
+        half = torch.arange(0, self.spec.head_width, 2, device=x.device) / self.spec.head_width
+        angle = positions[..., None] / self.spec.theta**half  # (n, half) or (B, n, half), float32
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        if positions.dim() == 2:
+            cos, sin = cos[:, None], sin[:, None]
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 class Eagle(nn.Module):
@@ -118,67 +213,6 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
     raise ValueError(
         f"{type(model.base_model).__name__} has no final norm known by name (norm, final_layer_norm, ln_f)"
     )
-
-
-def fingerprint(model: PreTrainedModel) -> str:
-    """A short name for a target's weights, the same in float32 and bf16: what a head was trained for.
-
-    Sixty-four evenly spaced rows of every matrix enter it, so that any fine-tune has a name of its own.
-    """
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        rows = weight.detach()[:: max(1, len(weight) // 64)].to("cpu", torch.bfloat16).contiguous()
-        digest.update(name.encode() + rows.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def hashes(names: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
-    """SHA-256 of trained heads' weights: what recordings say of them. ValueError if one is missing.
-
-    A heat ("edd@1.3") is none of the file's name.
-    """
-    return {name: assets.sha256(_files(folder / name.partition("@")[0])[0]) for name in sorted(set(names))}
-
-
-def _files(path: Path) -> tuple[Path, Path]:
-    """Weights and card of a trained head; ValueError naming the heads that are there, if they are not."""
-    weights, card = path.with_suffix(".safetensors"), path.with_suffix(".json")
-    if not weights.exists() or not card.exists():
-        known = sorted(p.stem for p in path.parent.glob("*.safetensors"))
-        raise ValueError(f"no trained head {path.name!r} in {path.parent}: known are {', '.join(known) or 'none'}")
-    return weights, card
-
-
-def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, path: Path) -> None:
-    """Write PATH.safetensors (bf16) and its card PATH.json; on a full disk an earlier pair stays as it was."""
-    tensors = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in head.state_dict().items()}
-    data = save_tensors({**tensors, "ids": ids.to("cpu", torch.int32)})
-    card = {**card, "spec": asdict(spec), "sha256": hashlib.sha256(data).hexdigest()}
-    records.write_all({path.with_suffix(".safetensors"): data, path.with_suffix(".json"): records.to_json(card)})
-
-
-def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Frozen]:
-    """A trained head for this target, by name (in data/drafts) or path without suffix; in the target's dtype.
-
-    Raises ValueError if the file is missing, damaged or truncated, or was trained for another target.
-    """
-    weights, card = _files(FOLDER / name if isinstance(name, str) else Path(name))
-    facts, data = json.loads(card.read_text(encoding="utf-8")), weights.read_bytes()
-    if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-        raise ValueError(
-            f"{weights} is truncated or damaged (its SHA-256 is not the card's): restore or train it again"
-        )
-    if facts["target"] != fingerprint(model):
-        raise ValueError(
-            f"{weights.name} was trained for a target with fingerprint {facts['target']}, "
-            f"this one has {fingerprint(model)}: train a head for it with `python -m specnb.training`"
-        )
-    tensors = load_tensors(data)
-    ids = tensors.pop("ids").long()
-    spec = Spec(**{f.name: facts["spec"][f.name] for f in fields(Spec)})
-    head = MODULES[spec.kind](spec)
-    head.load_state_dict(tensors)
-    return exact_rotation(head.to(model.device, model.dtype)).eval(), spec, Frozen.of(model, ids)
 
 
 def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False) -> LlamaForCausalLM:

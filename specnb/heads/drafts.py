@@ -1,4 +1,4 @@
-"""Trained heads at work: the DraftModels around EAGLE-type, EDD and Medusa modules, and ``load`` by name.
+"""Trained heads at work: the DraftModels around EAGLE-type, EDD and Medusa modules, and ``load_draft`` by name.
 
 A committed token's row is fed once and kept; the rows of a tree are dropped when a step ends.
 """
@@ -11,33 +11,35 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb import heads, masks
+from specnb import masks
 from specnb.cache import TreeLayer
-from specnb.draft_models import CausalLMDraft, DraftModel, visible_slots
-from specnb.packing import PackedLinear, pack
+from specnb.drafters import CausalLMDraft, DraftModel, visible_slots
+from specnb.heads import files
+from specnb.heads.modules import Eagle, Edd, Frozen, Layer, Medusa, Spec, as_causal_lm
+from specnb.models import PackedLinear, pack
 from specnb.target import check_tokens
 from specnb.tree import TokenTree
 
 
-def load(name: str | Path, model: PreTrainedModel) -> DraftModel:
+def load_draft(name: str | Path, model: PreTrainedModel) -> DraftModel:
     """A trained head as draft model for this target: by name (data/drafts) or path without suffix.
 
     A packed target's head is packed, too. Raises ValueError, see ``heads.load``.
     """
-    draft = draft_model(*heads.load(name, model))
+    draft = draft_model(*files.load(name, model))
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         pack(draft.model if isinstance(draft, CausalLMDraft) else draft.head)
     return draft
 
 
-def draft_model(head: torch.nn.Module, spec: heads.Spec, frozen: heads.Frozen) -> DraftModel:
+def draft_model(head: torch.nn.Module, spec: Spec, frozen: Frozen) -> DraftModel:
     """The draft model around a head of any kind."""
     if spec.kind == "vdm":
-        return CausalLMDraft(heads.as_causal_lm(head, spec, frozen, reduced=True), ids=frozen.ids.cpu())
+        return CausalLMDraft(as_causal_lm(head, spec, frozen, reduced=True), ids=frozen.ids.cpu())
     return {"eagle": EagleDraft, "edd": EddDraft, "medusa": MedusaDraft}[spec.kind](head, spec, frozen)
 
 
-def _embed(frozen: heads.Frozen, tokens: Sequence[int]) -> Tensor:
+def _embed(frozen: Frozen, tokens: Sequence[int]) -> Tensor:
     """(n, width) rows of the target's embedding."""
     return F.embedding(torch.tensor(list(tokens), device=frozen.embedding.device), frozen.embedding)
 
@@ -47,7 +49,7 @@ def _first_is_root(begun: bool, frontier: Sequence[int]) -> None:
         raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
 
 
-def _attend(layer: heads.Layer, cache: TreeLayer, x: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+def _attend(layer: Layer, cache: TreeLayer, x: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
     """Rows x (n, width) through the layer, their keys and values into the cache; visible: (n, all in use)."""
     x, positions = x[None], positions.to(x.device)
     keys, values = cache.update(*layer.keys_values(x, positions))
@@ -60,7 +62,7 @@ class EagleDraft:
 
     max_depth = None
 
-    def __init__(self, head: heads.Eagle, spec: heads.Spec, frozen: heads.Frozen):
+    def __init__(self, head: Eagle, spec: Spec, frozen: Frozen):
         self.head, self.frozen, self.ids = head, frozen, frozen.ids.cpu()
         self.layer, self.hidden_layers = spec.hidden_layer, (spec.hidden_layer,)
 
@@ -111,7 +113,7 @@ class EddDraft:
 
     max_depth = None
 
-    def __init__(self, head: heads.Edd, spec: heads.Spec, frozen: heads.Frozen):
+    def __init__(self, head: Edd, spec: Spec, frozen: Frozen):
         self.head, self.frozen, self.ids = head, frozen, frozen.ids.cpu()
         self.layer = spec.hidden_layer
         self.hidden_layers = () if self.layer is None else (self.layer,)
@@ -152,7 +154,7 @@ class EddDraft:
 class MedusaDraft:
     """Medusa-1's drafting: head d gives the law of all nodes at depth d + 1, whatever their parents are."""
 
-    def __init__(self, head: heads.Medusa, spec: heads.Spec, frozen: heads.Frozen):
+    def __init__(self, head: Medusa, spec: Spec, frozen: Frozen):
         self.head, self.frozen, self.ids = head, frozen, frozen.ids.cpu()
         self.layer, self.hidden_layers, self.max_depth = spec.hidden_layer, (spec.hidden_layer,), spec.count
 

@@ -11,21 +11,12 @@ which every step expands anyway. An overconfident draft has a low yield and stop
 ahead: where a second forward earns little and a third much, it does not find the third.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scipy.stats import siegelslopes
-from torch import Tensor
 
-from specnb.draft_models import DraftModel
-from specnb.drafters import TreeDrafter
-from specnb.replay import Recording, Turn, turn, walk
-from specnb.sampling import Coins, Warp
-from specnb.search import Salf
-from specnb.tree import Draft
-
-HIGHEST, TRIAL, REMEMBERED = 0.99, 4, 200
+HIGHEST, TRIAL = 0.99, 4
 
 
 @dataclass(frozen=True)
@@ -54,46 +45,3 @@ def threshold(past: Sequence[Past], first: float) -> float:
     expanded = 2 + sum(max(step.mass - 1, 0) for step in past)
     found = rate * float(siegelslopes(seconds, forwards).slope) * expanded / earned
     return min(max(found, 0.0), HIGHEST)
-
-
-def replay(recording: Recording, rule: Salf, seconds: Callable[[Turn], float]) -> list[Turn]:
-    """The steps of decoding along a recorded text with a threshold that is learnt on the way, from rule's own on.
-
-    seconds: what a step costs, from measured prices.
-    """
-    past: list[Past] = []
-
-    def step(at: int) -> Turn:
-        found = turn(recording, at, replace(rule, threshold=threshold(past, rule.threshold)))
-        past.append(Past(seconds(found), found.accepted, len(found.forwards), found.mass))
-        return found
-
-    return walk(len(recording.text), step)
-
-
-class AdaptiveDrafter:
-    """A TreeDrafter with SALF whose threshold is learnt while it decodes, over all texts it has seen since it was made.
-
-    rule: every other setting, and the threshold to begin with. clock: seconds, as time.perf_counter.
-    """
-
-    def __init__(self, draft_model: DraftModel, rule: Salf, clock: Callable[[], float] = time.perf_counter):
-        self.inner, self.rule, self.clock, self.past = TreeDrafter(draft_model, rule), rule, clock, []
-        self.hidden_layers = draft_model.hidden_layers
-
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
-        self.inner.begin(prefix, warp, hidden)
-        self.began = self.clock()
-
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
-        self.inner.growth = replace(self.rule, threshold=threshold(self.past, self.rule.threshold))
-        return self.inner.propose(coins, max_depth)
-
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
-        self.inner.observe(draft, path, next_token, hidden, logits)
-        seconds = self.clock() - self.began
-        step = Past(seconds, len(path), len(self.inner.masses), sum(self.inner.masses))
-        self.past = [*self.past, step][-REMEMBERED:]
-        self.began += seconds

@@ -7,19 +7,19 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from specnb import assets
+from specnb.models import files
 
 DOMAINS = ("conversation", "translation", "summarisation", "question_answering", "mathematics", "rag")
 
 
 def own() -> pd.DataFrame:
     """Sixty prompts written for specnb, ten in each of six domains."""
-    return pd.read_json(assets.DATA / "prompts" / "own.jsonl", lines=True)[["task", "id", "text"]]
+    return pd.read_json(files.DATA / "prompts" / "own.jsonl", lines=True)[["task", "id", "text"]]
 
 
 def humaneval() -> pd.DataFrame:
     """HumanEval's 164 function headers (Chen et al. 2021), asked for as a completion."""
-    with gzip.open(assets.fetch(assets.HUMANEVAL), "rt", encoding="utf-8") as file:
+    with gzip.open(files.fetch(files.HUMANEVAL), "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     text = [f"Complete this Python function:\n\n```python\n{row['prompt'].strip()}\n```" for row in rows]
     return pd.DataFrame({"task": "humaneval", "id": [row["task_id"] for row in rows], "text": text})
@@ -27,7 +27,7 @@ def humaneval() -> pd.DataFrame:
 
 def gsm100() -> pd.DataFrame:
     """One hundred questions of GSM8K's test split (Cobbe et al. 2021)."""
-    rows = pd.read_json(assets.fetch(assets.GSM100), lines=True)
+    rows = pd.read_json(files.fetch(files.GSM100), lines=True)
     return pd.DataFrame({"task": "gsm100", "id": rows["id"], "text": rows["prompt"]})
 
 

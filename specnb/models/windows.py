@@ -25,6 +25,10 @@ class Window:
         if self.start < 0 or self.recent < 1:
             raise ValueError(f"a window keeps start >= 0 and recent >= 1 tokens, got {self.start} and {self.recent}")
 
+    def evictor(self, model: PreTrainedModel) -> "Evictor":
+        """What keeps a cache of this model within the window; errors as ``Evictor``."""
+        return Evictor(self, model)
+
 
 class Evictor:
     """Keeps a TreeCache within its window. ``evicted`` counts the tokens dropped: positions go on counting them.

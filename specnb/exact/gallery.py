@@ -1,9 +1,10 @@
 """A gallery of broken verifiers: mistakes people have made, each named after its kind, for exact enumeration to catch.
 
-Nothing here is lossless, and that is the point: ``gallery`` gives each its total variation. Most hide in one line of
-two straightforward implementations, which are exact as long as that line is whole (tested).
+Nothing here is lossless, and that is the point: ``table`` gives each its total variation. Some are the textbook form
+of an algorithm with one piece of its source replaced (``spoiled``); the others spoil the draft or the coins.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -12,93 +13,30 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from specnb import exact
-from specnb.drafters import Drafter
+from specnb.decode import Drafter, Verifier
+from specnb.exact import enumeration as exact
 from specnb.growth import Growth, Static, chain, kary
-from specnb.sampling import Coins, Warp, residual
+from specnb.sampling import Coins, Warp
 from specnb.target import Scores, Target
-from specnb.traversal import traversal
-from specnb.tree import Draft, Drawn, TokenTree
-from specnb.verifiers import Verdict, Verifier, one_hot, rrs, rrsw
+from specnb.tree import Draft, Drawn, TokenTree, Verdict
+from specnb.verifiers import one_hot, rrs, rrsw, textbook, traversal
 
 POINT, IID, SWOR = Drawn
 
 
-# ---- two plain implementations with a line to break -------------------------------------------------------
+# ---- ways to spoil an algorithm, a draft, the coins ---------------------------------------------------------
 
 
-def top_down(
-    draft: Draft,
-    p: Tensor,
-    coins: Coins,
-    *,
-    residual: Callable[[Tensor, Tensor], Tensor] = residual,
-    recovered: Callable[[Tensor, Tensor], Tensor] = lambda current, p: current,
-) -> Verdict:
-    """RRSw (Traversal paper, section 2.2), written down plainly; with the defaults it is ``verifiers.rrsw``."""
-    node, path, tree = 0, [], draft.tree
-    while True:
-        current, q = p[node].double(), draft.q[node].double()
-        for child in tree.children[node]:
-            x = tree.token_list[child]
-            if coins.accept(min(1.0, float(current[x] / q[x]))):
-                break
-            current = residual(current, q)
-            q = q.index_fill(0, tree.tokens[child], 0.0)
-            q = q / q.sum() if q.any() else q
-        else:
-            below = tree.children[node]
-            return Verdict(tuple(path), coins.choose(recovered(current, p[node]) if below else p[node]))
-        path.append(child)
-        node = child
-
-
-def bottom_up(
-    draft: Draft,
-    p: Tensor,
-    coins: Coins,
-    *,
-    recompute: bool = True,
-    remaining_mass: bool = False,
-) -> Verdict:
-    """Traversal (Algorithm 3) as its text reads, every survival in a table; with the defaults ``traversal.traversal``.
-
-    recompute: after a rejection the survivals below the parent are computed anew; remaining_mass: divide by the
-    draft's remaining mass instead of S + 1 − s.
-    """
-    tree, live = draft.tree, [list(below) for below in draft.tree.children]
-    laws, drafts = list(p.double()), list(draft.q.double())
-    survival = {0: 1.0}
-
-    def below(node: int) -> None:
-        for child in live[node]:
-            x = tree.token_list[child]
-            ratio = float(laws[node][x] / drafts[node][x]) if drafts[node][x] > 0 else 0.0
-            survival[child] = min(survival[node] * ratio, 1.0)
-            below(child)
-
-    below(0)
-    while True:
-        node = 0
-        while live[node]:
-            node = live[node][0]
-        if node == 0 or coins.accept(survival[node]):
-            return Verdict(tree.path(node), coins.choose(laws[node]))
-        parent, x = tree.parent_list[node], tree.token_list[node]
-        rest = (survival[parent] * laws[parent] - drafts[parent]).clamp_min(0)
-        mass = float(rest.sum())
-        left = 1 - float(drafts[parent][x]) if remaining_mass else mass + 1 - survival[parent]
-        if parent:
-            survival[parent] = min(mass / left, 1.0) if left > 0 else 1.0
-        laws[parent] = rest / mass if mass > 0 else laws[parent]
-        without = drafts[parent].index_fill(0, tree.tokens[node], 0.0)
-        drafts[parent] = without / without.sum() if without.any() else without
-        live[parent].remove(node)
-        if recompute:
-            below(parent)
-
-
-# ---- ways to spoil a draft, the coins, the rules ------------------------------------------------------------
+def spoiled(function: Callable, *changes: tuple[str, str]) -> Callable:
+    """A function whose source has each old piece replaced by a new one; ValueError unless each stands there once."""
+    source = inspect.getsource(function)
+    for old, new in changes:
+        if source.count(old) != 1:
+            raise ValueError(f"{function.__name__} has {source.count(old)} times {old!r}, once was expected")
+        source = source.replace(old, new)
+    namespace = dict(vars(inspect.getmodule(function)))
+    exec(source, namespace)
+    return namespace[function.__name__]
 
 
 def altered(drafter: Drafter, change: Callable[[Draft], Draft]) -> SimpleNamespace:
@@ -181,11 +119,6 @@ def bonus_untempered(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     return verdict if draft.tree.children[leaf] else Verdict(verdict.path, coins.choose(p[leaf] ** 0.5))
 
 
-def _unnormalised(p: Tensor, q: Tensor) -> Tensor:
-    rest = (p - q).clamp_min(0)
-    return rest if rest.any() else p
-
-
 class Unpositioned(Target):
     """A target that is told no position ids: tree nodes count on as if they stood in a row (DynaTree's first code).
 
@@ -250,17 +183,25 @@ BUGS = {
     "drawn nodes pruned by score (RRSw)": Bug("selection", drawn(BINARY, SWOR, pruned), rrsw, printed=0.276),
     "drawn nodes pruned by score (traversal)": Bug("selection", drawn(BINARY, SWOR, pruned), traversal, printed=0.265),
     "survivals not recomputed": Bug(
-        "arithmetic", TREE, lambda draft, p, coins: bottom_up(draft, p, coins, recompute=False), printed=0.253
+        "arithmetic", TREE, spoiled(textbook.traversal, ("descend(v)  # every", "# every")), printed=0.253
     ),
     "divided by the remaining draft mass": Bug(
-        "arithmetic", TREE, lambda draft, p, coins: bottom_up(draft, p, coins, remaining_mass=True)
+        "arithmetic",
+        TREE,
+        spoiled(
+            textbook.traversal,
+            ("M_s[v] = norm", "left = 1 - float(M_s[v, tree.token_list[X]]); M_s[v] = norm"),
+            ("S / (S + 1 - p[v]) if S + 1 - p[v] > 0 else", "min(S / left, 1.0) if v and left > 0 else"),
+        ),
     ),
     "residual not renormalised": Bug(
-        "arithmetic", SMALL, lambda draft, p, coins: top_down(draft, p, coins, residual=_unnormalised)
+        "arithmetic",
+        SMALL,
+        spoiled(textbook.rrsw, ("norm((p - q).clamp(min=0), p)", "(p - q).clamp(min=0) if (p > q).any() else p")),
     ),
     "PTD's Algorithm 2 as printed": Bug("arithmetic", drawn(BINARY, POINT), ptd_as_printed, printed=0.65),
     "recovered token drawn from p": Bug(
-        "last token", SMALL, lambda draft, p, coins: top_down(draft, p, coins, recovered=lambda current, p: p)
+        "last token", SMALL, spoiled(textbook.rrsw, ("coins.choose(p)", "coins.choose(M_b[node])"))
     ),
     "last token by argmax (PTD's code)": Bug(
         "last token", drawn(BINARY, POINT), lambda draft, p, coins: one_hot(draft, p, Argmax(coins)), printed=0.32
@@ -284,7 +225,7 @@ def bias(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, 
     return exact.total_variation(exact.output_law(make(q), verifier, model, depth=2, warp=warp), exact.joint(model, 3))
 
 
-def gallery(count: int = 4) -> pd.DataFrame:
+def table(count: int = 4) -> pd.DataFrame:
     """Every bug's largest total variation over random worlds: columns bug, kind, TV, printed."""
     rows = []
     for name, bug in BUGS.items():

@@ -43,17 +43,6 @@ def acceptance_rate(steps: Sequence[Step]) -> float:
     return accepted(steps).sum() / total if total else float("nan")
 
 
-def acceptance_rate_per_position(steps: Sequence[Step]) -> np.ndarray:
-    """(deepest,) share of steps that accepted at least i + 1 tokens."""
-    lengths = accepted(steps)
-    return np.array([(lengths > i).mean() for i in range(max(lengths, default=0))])
-
-
-def histogram(steps: Sequence[Step]) -> pd.Series:
-    """Number of steps by number of accepted tokens."""
-    return pd.Series(accepted(steps)).value_counts().sort_index().rename_axis("accepted").rename("steps")
-
-
 def phases(steps: Sequence[Step]) -> pd.Series:
     """Median seconds per step and phase (the first step of a generation holds the prefill: left out)."""
     rows = [step.seconds for step in steps if step.index > 0]
@@ -128,47 +117,3 @@ def likeness(found: Sequence[Sequence[int]], similarity: Callable[[Sequence[int]
     """(branches,) how similar each branch of a step is to the one most like it; 0 for a branch alone (Figure 1b)."""
     pairs = np.array([[similarity(a, b) if i != j else 0.0 for j, b in enumerate(found)] for i, a in enumerate(found)])
     return pairs.max(axis=1) if len(found) > 1 else np.zeros(len(found))
-
-
-def reliability(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> pd.DataFrame:
-    """Reliability diagram: per bin of confidence how many there are, their mean confidence and their share of hits.
-
-    confidence: (n,) in 0..1; hit: (n,) 0 or 1. equal: bins of equal "width" (Guo et al. 2017; EDD, Figure 3b) or of
-    equal "count" (equal confidences may part, in the order of the rows). Columns: bin, count, confidence, accuracy;
-    empty bins are left out. Raises ValueError on values outside 0..1, on lengths that differ and on other bins.
-    """
-    confidence, hit = np.asarray(confidence, float), np.asarray(hit, float)
-    if confidence.shape != hit.shape or not len(hit):
-        raise ValueError(f"confidence and hit must be of one length above 0, got {len(confidence)} and {len(hit)}")
-    if not ((confidence >= 0) & (confidence <= 1 + 1e-9)).all() or not np.isin(hit, (0, 1)).all():
-        raise ValueError("confidence must lie in 0..1, and hit be 0 or 1")
-    if equal == "width":
-        place = np.minimum((confidence * bins).astype(int), bins - 1)
-    elif equal == "count":
-        place = np.argsort(np.argsort(confidence, kind="stable"), kind="stable") * bins // len(confidence)
-    else:
-        raise ValueError(f"equal must be 'width' or 'count', got {equal!r}")
-    rows = pd.DataFrame({"bin": place, "confidence": confidence, "accuracy": hit}).groupby("bin")
-    return rows.mean().assign(count=rows.size()).reset_index()[["bin", "count", "confidence", "accuracy"]]
-
-
-def ece(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> float:
-    """Expected calibration error, Σ share · |accuracy − mean confidence| over the bins of ``reliability``."""
-    table = reliability(confidence, hit, bins=bins, equal=equal)
-    return float(np.average((table["accuracy"] - table["confidence"]).abs(), weights=table["count"]))
-
-
-def brier(confidence: np.ndarray, hit: np.ndarray) -> float:
-    """Mean squared distance of confidence from what happened (Brier 1950)."""
-    return float(np.mean((np.asarray(confidence, float) - np.asarray(hit, float)) ** 2))
-
-
-def interval(
-    statistic: Callable[..., float], table: pd.DataFrame, by: str, *, resamples: int = 500, seed: int = 0
-) -> tuple[float, float]:
-    """95 % bootstrap interval of a statistic of a table, resampling whole groups: prompts, whose rows hang together."""
-    rng, groups = np.random.default_rng(seed), [part for _, part in table.groupby(by, sort=False)]
-    draws = (rng.integers(len(groups), size=len(groups)) for _ in range(resamples))
-    values = [statistic(pd.concat([groups[i] for i in draw])) for draw in draws]
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)

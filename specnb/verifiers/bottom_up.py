@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specnb.sampling import Coins
-from specnb.tree import Draft, Drawn
-from specnb.verifiers import Verdict, check, choose, is_chain, over_columns, probabilities, q_over_columns, toss
+from specnb.tree import Draft, Drawn, Verdict
+from specnb.verifiers.base import check, choose, is_chain, over_columns, probabilities, q_over_columns, toss
 
 
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:

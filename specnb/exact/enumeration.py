@@ -12,14 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.decode import decode
-from specnb.draft_models import TableDraft
-from specnb.drafters import Drafter, TreeDrafter
+from specnb.decode import Drafter, Verifier, decode
+from specnb.drafters import TableDraft, TreeDrafter
 from specnb.growth import Growth
 from specnb.sampling import Coins, Warp
 from specnb.target import Target
-from specnb.tree import Draft, Drawn
-from specnb.verifiers import Verdict, Verifier
+from specnb.tree import Draft, Drawn, Verdict
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 Law = dict[Outcome, float]
@@ -33,6 +31,7 @@ class _Script:
         self.outcomes, self.position = outcomes, 0
         self.probability = 1.0
         self.open: list[list[int]] = []  # scripts of the branches not taken
+        self.uniforms: list[float] = []  # none: outcomes are enumerated, not drawn
 
     def _toss(self, probabilities: list[float]) -> int:
         if self.position == len(self.outcomes):

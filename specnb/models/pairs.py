@@ -1,7 +1,4 @@
-"""Named target/draft pairs, device and dtype, tokenizer and chat template; the embedded model's fast copy.
-
-``python -m specnb.models`` fetches everything the notebooks need, in advance.
-"""
+"""Named target/draft pairs, device and dtype, tokenizer and chat template; the embedded model's fast copy."""
 
 import json
 import os
@@ -14,7 +11,7 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from specnb import assets, packing
+from specnb.models import files, packing
 
 EMBEDDED = "smollm2-135m"
 
@@ -143,14 +140,14 @@ def embedded_copy() -> Path:
     The public file is Q4_1-quantised GGUF. It is de-quantised once (about 15 s) and saved with a manifest of
     SHA-256 sums, which is checked at every load: ValueError, naming the file, if the copy was damaged.
     """
-    asset = assets.SMOLLM2_GGUF
-    folder = assets.cache_dir() / "models" / f"{EMBEDDED}-{asset.sha256[:12]}"
+    asset = files.SMOLLM2_GGUF
+    folder = files.cache_dir() / "models" / f"{EMBEDDED}-{asset.sha256[:12]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
-                assets.clear_parts(folder)
-                _dequantise(assets.fetch(asset), folder)
+                files.clear_parts(folder)
+                _dequantise(files.fetch(asset), folder)
     damaged = _damaged(folder)
     if damaged:
         raise ValueError(
@@ -166,7 +163,7 @@ def _damaged(folder: Path) -> str | None:
         sums = json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError):
         return "manifest.json"
-    bad = (name for name in sums if not (folder / name).exists() or assets.sha256(folder / name) != sums[name])
+    bad = (name for name in sums if not (folder / name).exists() or files.sha256(folder / name) != sums[name])
     return next(bad, None) if sums else "manifest.json"
 
 
@@ -185,20 +182,8 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     try:
         plain.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        sums = {file.name: assets.sha256(file) for file in sorted(part.iterdir())}
+        sums = {file.name: files.sha256(file) for file in sorted(part.iterdir())}
         (part / "manifest.json").write_text(json.dumps(sums, indent=1))
         os.rename(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def main() -> None:
-    """Fetch everything the notebooks need, and make the embedded model's fast copy."""
-    for asset in assets.ALL:
-        print(f"{asset.filename}  {asset.size / 1e6:.1f} MB  {asset.licence}", flush=True)
-        assets.fetch(asset)
-    print(f"model copy  {embedded_copy()}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Growth rules that look for the likeliest nodes, wherever they are: best-first searches, and the best static shape.
 
-They are rules as in ``specnb.growth``; what differs is when they stop.
+They are rules as in ``levels``; what differs is when they stop.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from torch import Tensor
 
-from specnb.growth import Frontier, Static, at_least_one, best, last_level
+from specnb.growth.levels import Frontier, Static, at_least_one, best, last_level
 from specnb.tree import TokenTree
 
 

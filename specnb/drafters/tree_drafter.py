@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specnb.draft_models import DraftModel
+from specnb.drafters.draft_models import DraftModel
 from specnb.growth import Growth
 from specnb.sampling import Coins, Warp, draw_rows
 from specnb.tree import Draft, Drawn, TokenTree
@@ -22,6 +22,8 @@ class TreeDrafter:
     ValueError for a sampled tree under a growth rule that prunes: dropping drawn nodes by their value biases
     the output.
     """
+
+    reach = 0
 
     def __init__(self, draft_model: DraftModel, growth: Growth, drawn: Drawn = Drawn.POINT):
         if growth.prunes and drawn is not Drawn.POINT:

@@ -1,0 +1,72 @@
+"""SALF and DynaTree as their papers print them, over a draft given as a function of the path.
+
+``draft(path)`` returns (V,) probabilities of the next token after a tuple of tokens. Numbers in comments are the line
+numbers of the printed algorithm. A test holds the trees equal to those of the fast rules (``Salf``, ``DynaTree``).
+"""
+
+import heapq
+from collections.abc import Callable
+
+from torch import Tensor
+
+Path = tuple[int, ...]
+LanguageModel = Callable[[Path], Tensor]
+
+
+def salf(draft: LanguageModel, N: int, B: int, th: float) -> dict[Path, float]:
+    """Dynamic tree construction with SALF (SALF & TALF, Algorithm 2): the nodes of G by path, with their probability.
+
+    Two lines are not in the print: the root is not pushed into G again when it is popped, and an empty D ends the
+    loop, which never ends at th = 0 otherwise.
+    """
+    G = {(): 1.0}  # 1: up to N nodes of high probability
+    Q = [(-1.0, 0, ())]  # 2: open nodes, likeliest first; shorter paths first among equals
+    while True:  # 3
+        D = [heapq.heappop(Q) for _ in range(min(B, len(Q)))]  # 4–9
+        G |= {path: -pr for pr, _, path in D}  # 8
+        G = dict(sorted(G.items(), key=lambda item: (-item[1], len(item[0])))[:N])
+        epsilon = min(G.values()) if len(G) == N else 0.0  # 10, 11
+        D = [(-pr, path) for pr, _, path in D if -pr > epsilon]  # 12
+        if not D or sum(pr for pr, _ in D) < th:  # 13: stopping at low further gains
+            return G
+        for pr, path in D:  # 14, in one batched draft forward
+            for v, p in enumerate(draft(path).tolist()):  # 15–18
+                heapq.heappush(Q, (-(pr * p), len(path) + 1, (*path, v)))  # 19, 20
+        Q = heapq.nsmallest(N, Q)  # 20: Q discards low entries beyond N
+
+
+def draft_tree(draft: LanguageModel, D: int, B: int, tau: float, N_max: int) -> list[Path]:
+    """DRAFTTREE (DynaTree, Algorithm 1, lines 8 to 31): the nodes of the tree as paths, breadth first.
+
+    Line 17's test of log-probabilities is read as the public code has it: the path's probability against tau.
+    """
+    u_0 = (int(draft(()).argmax()),)  # 9: the top token stands alone below the prefix
+    T, probability, active = [u_0], {u_0: float(draft(()).max())}, [u_0]  # 9, 10
+    for _ in range(D):  # 11
+        if not active or len(T) >= N_max:  # 12
+            break
+        new = []  # 15
+        for u in active:  # 16
+            if probability[u] < tau:  # 17: prune branches of low probability
+                continue
+            top = draft(u).topk(B)  # 20
+            for p, v in zip(top.values.tolist(), top.indices.tolist(), strict=True):  # 21
+                if len(T) >= N_max:  # 22
+                    break
+                child = (*u, v)
+                probability[child] = probability[u] * p
+                T.append(child)  # 25
+                new.append(child)
+        active = new  # 28
+    return T  # 30
+
+
+def select_commit(T: list[Path], y_hat: Callable[[Path], int]) -> Path:
+    """SELECTCOMMIT (DynaTree, Algorithm 1, lines 32 to 42): the longest greedy-consistent path and a bonus token.
+
+    y_hat(path): the target's argmax after a path; y_hat(()) is what the paper calls first (line 33).
+    """
+    nodes, path = set(T), ()
+    while (*path, y_hat(path)) in nodes:  # 34
+        path = (*path, y_hat(path))
+    return (*path, y_hat(path))  # 35–40: [first] alone if no path begins with it

@@ -1,0 +1,29 @@
+"""Trained draft heads: small modules beside a frozen target, their files, and the draft models around them.
+
+``modules`` has EAGLE (also HASS and TALF), EDD, Medusa and the small independent model (VDM); ``files`` loads, saves
+and hashes them (data/drafts); ``drafts`` makes a loaded head a draft model for ``TreeDrafter``; ``calibration``
+measures whether its confidence is true.
+"""
+
+from specnb.heads.calibration import brier, ece, reliability
+from specnb.heads.drafts import draft_model, load_draft
+from specnb.heads.files import FOLDER, fingerprint, hashes, load, save
+from specnb.heads.modules import (
+    MODULES,
+    Eagle,
+    Edd,
+    Frozen,
+    Layer,
+    Medusa,
+    Spec,
+    Vdm,
+    as_causal_lm,
+    exact_rotation,
+    final_norm,
+)
+
+__all__ = [
+    "FOLDER", "MODULES", "Eagle", "Edd", "Frozen", "Layer", "Medusa", "Spec", "Vdm", "as_causal_lm", "brier",
+    "draft_model", "ece", "exact_rotation", "final_norm", "fingerprint", "hashes", "load", "load_draft",
+    "reliability", "save",
+]  # fmt: skip

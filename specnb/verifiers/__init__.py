@@ -1,0 +1,21 @@
+"""Verifiers elect a path of a draft tree and one more token, without changing the target's law.
+
+``textbook`` has the papers' algorithms line by line: token-level, RRS, RRSw, block and traversal verification.
+``top_down`` and ``bottom_up`` are the fast forms that decoding uses (the same laws, vocabulary rows touched only
+where a rejection needs them); ``multidraft`` compares rules for one level; ``base`` holds what they share.
+"""
+
+from specnb.decode import Verifier
+from specnb.tree import Trial, Verdict
+from specnb.verifiers.base import without
+from specnb.verifiers.bottom_up import block, chances, traversal
+from specnb.verifiers.top_down import by_draw, greedy, one_hot, rrs, rrsw, sample_and_match, token_level
+
+BY_NAME: dict[str, Verifier] = {
+    f.__name__: f for f in (greedy, sample_and_match, one_hot, rrs, rrsw, token_level, by_draw, block, traversal)
+}
+
+__all__ = [
+    "BY_NAME", "Trial", "Verdict", "Verifier", "block", "by_draw", "chances", "greedy", "one_hot", "rrs", "rrsw",
+    "sample_and_match", "token_level", "traversal", "without",
+]  # fmt: skip
