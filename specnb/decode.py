@@ -142,13 +142,7 @@ def steps(
 
 
 def decode(
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    prompt: Sequence[int],
-    *,
-    trace: str = "light",
-    **options,
+    target: Target, drafter: Drafter, verifier: Verifier, prompt: Sequence[int], *, trace: str = "light", **options
 ) -> Generation:
     """Run ``steps`` to the end. options: those of ``steps``.
 

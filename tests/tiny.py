@@ -1,5 +1,7 @@
 """Tiny random models of three families, and random trees: what engine tests run on."""
 
+from collections.abc import Sequence
+
 import torch
 from hypothesis import strategies as st
 from transformers import (
@@ -11,6 +13,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from specnb.decode import Step
 from specnb.tree import TokenTree
 
 VOCABULARY = 50
@@ -70,3 +73,15 @@ def trees(draw, *, max_nodes: int = 12, vocabulary: int = VOCABULARY) -> TokenTr
     parents = [-1] + [draw(st.integers(0, i - 1)) for i in range(1, n)]
     tokens = draw(st.lists(st.integers(0, vocabulary - 1), min_size=n, max_size=n))
     return TokenTree(tokens, parents)
+
+
+def generated(model: torch.nn.Module, prompt: Sequence[int], count: int, **options) -> list[int]:
+    """What transformers' own ``generate`` writes behind a prompt, greedy unless options say otherwise."""
+    ids = torch.tensor([list(prompt)])
+    settings = {"do_sample": False, "max_new_tokens": count, **options}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
+
+
+def tau(steps: Sequence[Step]) -> float:
+    """Tokens per target call: accepted ones and the next."""
+    return 1 + sum(len(step.verdict.path) for step in steps) / len(steps)

@@ -5,15 +5,16 @@ from itertools import product
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from specnb import exact
-from specnb.broken import UNEVEN, altered  # noqa: F401
-from specnb.drafters import TreeDrafter
+from specnb.drafters import TableDraft, TreeDrafter
 from specnb.exact import Model, toy_drafter
+from specnb.exact.gallery import UNEVEN, altered  # noqa: F401
 from specnb.growth import Growth, kary
-from specnb.sampling import Warp
-from specnb.tree import Drawn, TokenTree
+from specnb.sampling import RandomCoins, Warp
+from specnb.tree import Draft, Drawn, TokenTree
 from specnb.verifiers import Verifier
 
 POINT, IID, SWOR = Drawn
@@ -76,3 +77,24 @@ def bias(drafter: TreeDrafter, verifier: Verifier, p: Model, depth: int, warp: W
     return exact.total_variation(
         exact.output_law(drafter, verifier, p, depth=depth, warp=warp), exact.joint(p, depth + 1)
     )
+
+
+def grow(rule: Growth, seed: int = 0) -> tuple[Draft, Model]:
+    """The tree a growth rule makes of a random draft, and the draft's law."""
+    law = exact.random_model(6, seed)
+    drafter = TreeDrafter(TableDraft(lambda prefix: law(prefix[1:])), rule)
+    drafter.begin((0,), Warp(), {})
+    return drafter.propose(RandomCoins(0), 99), law
+
+
+tries = st.recursive(
+    st.just({}), lambda below: st.dictionaries(st.integers(0, 5), below, max_size=4), max_leaves=12
+)  # fmt: skip
+
+
+def paths(trie, before=()):
+    """Every node as its path from the root."""
+    found = set()
+    for token, below in trie.items():
+        found |= {(*before, token)} | paths(below, (*before, token))
+    return found

@@ -17,9 +17,3 @@ from specnb.drafters.ptd import ProgressiveDrafter
 from specnb.drafters.retrieval import Datastore, RetrievalDrafter
 from specnb.drafters.self_draft import Corpus, SelfDrafter
 from specnb.drafters.tree_drafter import TreeDrafter
-
-__all__ = [
-    "AdaptiveDrafter", "CausalLMDraft", "Corpus", "Datastore", "DraftModel", "Drafter", "LookaheadDrafter",
-    "MergedDrafter", "NgramDrafter", "PlainDrafter", "ProgressiveDrafter", "RetrievalDrafter", "SelfDrafter",
-    "TableDraft", "Tempered", "TreeDrafter", "pools", "textbook", "visible_slots",
-]  # fmt: skip

@@ -21,8 +21,3 @@ from specnb.exact.enumeration import (
     toy_drafter,
     verify_once,
 )
-
-__all__ = [
-    "Law", "Model", "accepted_given", "accepted_law", "engine_law", "expectation", "gallery", "joint", "law",
-    "output_law", "random_model", "sample", "total_variation", "toy_drafter", "verify_once",
-]  # fmt: skip

@@ -170,10 +170,7 @@ BUGS = {
     ),
     "independent siblings struck from q": Bug("wrong law", drawn(BINARY, IID, drawn_as(SWOR)), rrsw, printed=0.056),
     "top-k tree, q = softmax": Bug(
-        "wrong law",
-        lambda q: altered(exact.toy_drafter(q, BINARY, POINT), softmax_claimed(q)),
-        rrsw,
-        printed=0.632,
+        "wrong law", lambda q: altered(exact.toy_drafter(q, BINARY, POINT), softmax_claimed(q)), rrsw, printed=0.632
     ),
     "q of another temperature": Bug(
         "wrong law", SMALL, lambda draft, p, coins: rrsw(replace(draft, q=Warp(2.0)(draft.q.log())), p, coins)

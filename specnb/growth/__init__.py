@@ -26,9 +26,3 @@ from specnb.growth.levels import (
     kary,
     last_level,
 )
-
-__all__ = [
-    "BY_NAME", "EAGLE_25", "MEDUSA_63", "Cape", "DynaTree", "Eagle2", "Frontier", "Growth", "LayerGain", "OptTree",
-    "Past", "Pct", "Salf", "SpecExec", "Static", "at_least_one", "best", "chain", "kary", "last_level", "sequoia",
-    "textbook", "threshold",
-]  # fmt: skip

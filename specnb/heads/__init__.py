@@ -21,9 +21,3 @@ from specnb.heads.modules import (
     exact_rotation,
     final_norm,
 )
-
-__all__ = [
-    "FOLDER", "MODULES", "Eagle", "Edd", "Frozen", "Layer", "Medusa", "Spec", "Vdm", "as_causal_lm", "brier",
-    "draft_model", "ece", "exact_rotation", "final_norm", "fingerprint", "hashes", "load", "load_draft",
-    "reliability", "save",
-]  # fmt: skip

@@ -17,26 +17,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 
-from specnb import growth, head_drafts, heads, models, prompts, search, traversal, verifiers
-from specnb.adaptive import AdaptiveDrafter
-from specnb.decode import PlainDrafter
-from specnb.draft_models import CausalLMDraft, DraftModel, TableDraft, Tempered
-from specnb.drafters import (
-    Corpus,
-    Datastore,
-    Drafter,
-    LookaheadDrafter,
-    MergedDrafter,
-    NgramDrafter,
-    ProgressiveDrafter,
-    RetrievalDrafter,
-    SelfDrafter,
-    TreeDrafter,
-)
-from specnb.streaming import Window
-from specnb.training import corpus as training
+from specnb import drafters, growth, heads, models, verifiers
+from specnb.decode import Drafter, PlainDrafter, Verifier
+from specnb.drafters import AdaptiveDrafter, DraftModel, MergedDrafter, TreeDrafter
+from specnb.models import Window, prompts
 from specnb.tree import Drawn
-from specnb.verifiers import Verifier
 
 RULES = {
     "chain": growth.chain,
@@ -45,11 +30,10 @@ RULES = {
     "eagle2": growth.Eagle2,
     "pct": growth.Pct,
     "layer": growth.LayerGain,
-    "salf": search.Salf,
-    "adaptive": search.Salf,
-    "ongoing": search.Salf,
-    "specexec": search.SpecExec,
-    "opt": search.OptTree,
+    "salf": growth.Salf,
+    "adaptive": growth.Salf,
+    "specexec": growth.SpecExec,
+    "opt": growth.OptTree,
 }
 SHAPES = {
     "linear": growth.chain(6),
@@ -62,14 +46,13 @@ WINDOWS = {"streaming 1024": Window(4, 1020), "streaming 256": Window(4, 252)}  
 THEIRS = ("generate", "generate as shipped", "prompt lookup", "assistant")
 DRAFTERS = {
     "undrafted": PlainDrafter,
-    "ptd": ProgressiveDrafter,
-    "self_draft": SelfDrafter,
-    "lookahead": LookaheadDrafter,
-    "ngram": NgramDrafter,
-    "retrieval": RetrievalDrafter,
+    "ptd": drafters.ProgressiveDrafter,
+    "self_draft": drafters.SelfDrafter,
+    "lookahead": drafters.LookaheadDrafter,
+    "ngram": drafters.NgramDrafter,
+    "retrieval": drafters.RetrievalDrafter,
 }
 MERGEABLE = ("ngram", "retrieval")  # looked up, not computed: paths without auxiliary nodes
-VERIFIERS = {**verifiers.BY_NAME, "block": traversal.block, "traversal": traversal.traversal}
 IN_GRAPHS = " in graphs"
 PATTERN = re.compile(r"(?P<head>[\w./@-]+):(?P<rule>.+?)(?: (?P<drawn>point|iid|swor)(?: (?P<verifier>\w+))?)?")
 
@@ -122,24 +105,16 @@ def method(name: str) -> Method:
     bare, at, temperature = head.partition("@")
     if at and not re.fullmatch(r"\d*\.?\d+", temperature):
         raise ValueError(f"{name!r}: a head's temperature is a number, got {temperature!r}")
-    if rule.startswith("ongoing"):
-        raise ValueError(f"{name!r} goes on from text to text, methods begin anew: use adaptive")
     if bare != "pair" and not (heads.FOLDER / f"{bare}.safetensors").exists():
         raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained())}")
-    if verifier not in VERIFIERS:
-        raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(VERIFIERS)}")
-    drafting = drafter(rule, TableDraft(None), drawn=drawn)  # whether a drawn tree may grow so
+    if verifier not in verifiers.BY_NAME:
+        raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(verifiers.BY_NAME)}")
+    drafting = drafter(rule, drafters.TableDraft(None), drawn=drawn)  # whether a drawn tree may grow so
     if plus:
         if other.split()[0] not in MERGEABLE or isinstance(drafting, AdaptiveDrafter):
             raise ValueError(f"{name!r}: only {' and '.join(MERGEABLE)} can be merged, into a tree of fixed settings")
         MergedDrafter(drafting, named(other, None))
-    return Method(name, None, head, rule, drawn, VERIFIERS[verifier], merged=other or None, window=window)
-
-
-def full(name: str, head: str) -> str:
-    """The full name of a growth rule alone, which takes this head; other names as they are."""
-    kinds = {*RULES, *SHAPES, *(window.split()[0] for window in WINDOWS)}
-    return f"{head}:{name}" if name.split()[0] in kinds else name
+    return Method(name, None, head, rule, drawn, verifiers.BY_NAME[verifier], merged=other or None, window=window)
 
 
 def trained() -> list[str]:
@@ -153,10 +128,10 @@ def draft_model(head: str, pair: models.Pair) -> DraftModel:
     if name == "pair":
         if pair.draft is None:
             raise ValueError(f"the pair {pair.name} has no draft model of its own: name a trained head")
-        found = CausalLMDraft(pair.draft, vocabulary=pair.target.get_output_embeddings().weight.shape[0])
+        found = drafters.CausalLMDraft(pair.draft, vocabulary=pair.target.get_output_embeddings().weight.shape[0])
     else:
-        found = head_drafts.load(name, pair.target)
-    return Tempered(found, float(temperature)) if at else found
+        found = heads.load_draft(name, pair.target)
+    return drafters.Tempered(found, float(temperature)) if at else found
 
 
 def build(made: Method, pair: models.Pair, loaded: DraftModel | None = None) -> Drafter:
@@ -184,8 +159,8 @@ def rule(name: str) -> growth.Growth:
 
 
 def drafter(name: str, draft_model: DraftModel, *, drawn: Drawn = Drawn.POINT) -> TreeDrafter | AdaptiveDrafter:
-    """A drafter with the growth rule of that name; "adaptive …" and "ongoing …" are salf with a learnt threshold."""
-    if name.startswith(("adaptive", "ongoing")):
+    """A drafter with the growth rule of that name; "adaptive …" is salf with a learnt threshold."""
+    if name.startswith("adaptive"):
         if drawn is not Drawn.POINT:
             raise ValueError(f"{name!r} stops by the values drawn: its tree must be POINT, not {drawn.name}")
         return AdaptiveDrafter(draft_model, rule(name))
@@ -225,21 +200,19 @@ def _read(text: str, like: object) -> object:
 
 
 @cache
-def corpus(pair: models.Pair) -> Corpus:
+def corpus(pair: models.Pair) -> drafters.Corpus:
     """The own prompts, the one at hand among them, as Self-Draft's corpus: the authors' own is not shipped. Kept."""
-    return Corpus(pair.encode(text) for text in prompts.load("own")["text"])
+    return drafters.Corpus(pair.encode(text) for text in prompts.load("own")["text"])
 
 
-def datastore(pair: models.Pair) -> Datastore:
-    """What the embedded target wrote for the training of the heads, no evaluation prompt among it; once per process."""
+def datastore(pair: models.Pair) -> drafters.Datastore:
+    """What the embedded target wrote for the training of the heads; once per process."""
     if pair.name != models.EMBEDDED:
         raise ValueError(f"the corpus was written by {models.EMBEDDED}: it says nothing about {pair.name}")
     return _datastore()
 
 
-@cache
-def _datastore() -> Datastore:
-    return Datastore(training.tokens())
+_datastore = cache(drafters.Datastore.of_corpus)
 
 
 OWN = {"corpus": corpus, "store": datastore}

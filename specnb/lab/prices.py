@@ -1,25 +1,110 @@
-"""A race explained: what its counted forwards should have cost by measured curves, and would cost on other machines."""
+"""Prices: what forwards cost by their size, what a step or a whole run costs by its counts, and forecasts from these."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import torch
 
-from specnb import methods, replay
+from specnb import models
+from specnb.decode import now
+from specnb.lab import methods
+from specnb.lab.replay import Turn
+from specnb.lab.run import draft_model, loaded
+from specnb.target import Target
+from specnb.tree import TokenTree
 
 Curve = Mapping[int, float]  # nodes of a forward → seconds
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes at which curves are measured
 
 
-def counted(spelt: str | float) -> dict[int, int]:
-    """ "1:3 12:40" of a race (``side_by_side.measure``) → {1: 3, 12: 40}; nothing for an empty entry."""
+def curves_block(
+    heads: Sequence[str],
+    prefix: int = 300,
+    repetitions: int = 15,
+    pair: str = models.EMBEDDED,
+    dtype: str = "float32",
+    packed: bool = False,
+    sizes: Sequence[int] = SIZES,
+) -> list[dict[str, object]]:
+    """Seconds of a target forward over a tree of n nodes, and of draft forwards over a frontier of n, for each n.
+
+    Behind a prefix of so many tokens; sizes and models take turns. Rows: model ("target" or the draft's name), nodes,
+    and seconds as quartile, median and third quartile.
+    """
+    used = loaded(pair, dtype, packed)
+    tokens = torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0)).tolist()
+    drafts, rows = {name: draft_model(name, used).inner for name in heads}, []
+    layers = sorted({layer for draft in drafts.values() for layer in draft.hidden_layers})
+    for _ in range(repetitions):
+        target = Target(used.target, hidden_layers=layers)
+        hidden = target.prefill(tokens[:-1])
+        for n in sizes:
+            tree = TokenTree([tokens[-1], *range(1000, 1000 + n)], [-1] + [0] * n)
+            for name, draft in drafts.items():
+                draft.begin(tokens, hidden)
+                draft.expand(tree, [0])
+                began = now()
+                nodes = range(1, n + 1) if draft.max_depth != 1 else [0]
+                draft.expand(tree, nodes)
+                rows.append((name, n, now() - began))
+            began = now()
+            target.forward(TokenTree(tree.tokens[:n], tree.parents[:n]))
+            rows.append(("target", n, now() - began))
+            target.cache.commit([])  # the same prefix for the next size
+            target.tree = None
+    table = pd.DataFrame(rows, columns=["model", "nodes", "seconds"]).groupby(["model", "nodes"], sort=False)["seconds"]
+    spread = table.quantile([0.25, 0.5, 0.75]).unstack().set_axis(["quartile", "median", "third quartile"], axis=1)
+    return spread.reset_index().to_dict("records")
+
+
+def interpolated(curve: Curve, sizes: Sequence[int]) -> np.ndarray:
+    """A curve at the given sizes: linear between its points, its last slope carried on beyond them."""
+    x, y = np.array(sorted(curve), float), np.array([curve[k] for k in sorted(curve)])
+    at = np.asarray(sizes, float)
+    beyond = np.maximum(at - x[-1], 0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
+    return np.interp(at, x, y) + beyond
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Seconds of a forward pass by number of nodes, for target and draft, and of a step's other work.
+
+    target, draft: nodes → seconds, between and beyond them linear; other: per step.
+    """
+
+    target: Curve
+    draft: Curve
+    other: float = 0.0
+
+    @classmethod
+    def flat(cls, call: float, node: float = 0.0) -> "Costs":
+        """In target calls for one token: so much a draft forward, so much a verified node more."""
+        return cls({1: 1.0, 101: 1.0 + 100 * node}, {1: call, 2: call})
+
+    def seconds(self, turns: Sequence[Turn]) -> float:
+        """Time of a replayed run."""
+        drafted = [size for turn in turns for size in turn.forwards]
+        target = float(interpolated(self.target, [turn.nodes for turn in turns]).sum())
+        return target + float(interpolated(self.draft, drafted).sum()) + self.other * len(turns)
+
+
+def speed(tau, forwards, nodes, *, call: float, node: float):
+    """Tokens in the time of a target call: τ / (1 + call · draft forwards + node · nodes), all of them per step."""
+    return tau / (1 + call * forwards + node * nodes)
+
+
+def counted(spelt: str | None) -> dict[int, int]:
+    """ "1:3 12:40" of a recorded run → {1: 3, 12: 40}; nothing for an empty entry."""
     words = spelt.split() if isinstance(spelt, str) else []
     return {int(size): int(count) for size, _, count in (word.partition(":") for word in words)}
 
 
-def forwards(spelt: str | float, curve: Curve) -> float:
+def forwards(spelt: str | None, curve: Curve) -> float:
     """Seconds of all counted forwards by a curve, linear between its points."""
     sizes = counted(spelt)
-    return float(np.dot(replay.interpolated(curve, list(sizes)), list(sizes.values()))) if sizes else 0.0
+    return float(np.dot(interpolated(curve, list(sizes)), list(sizes.values()))) if sizes else 0.0
 
 
 def head_of(method: str) -> str | None:
@@ -31,41 +116,22 @@ def predicted(race: pd.DataFrame, target: Curve, drafts: Mapping[str, Curve], *,
     """The race's rows with columns target s, draft s and predicted, the speed-up over "generate" on the same prompt.
 
     A run costs its counted forwards by the curves and nothing else: what is measured beyond that is the loop, and that
-    forwards were slower than on the curves. prefill: add what generate's first forward took to every run.
+    forwards were slower than on the curves. prefill: add what generate's first forward took to every run. Repetitions
+    are matched with their own baseline.
     """
-    plain, heads = race["method"] == "generate", {name: head_of(name) for name in race["method"].unique()}
+    at = ["prompt", "repetition"] if "repetition" in race else ["prompt"]
+    owner = {name: head_of(name) for name in race["method"].unique()}
     drafted = [
-        forwards(spelt, drafts[heads[name]]) if heads[name] else 0.0
+        forwards(spelt, drafts[owner[name]]) if owner[name] else 0.0
         for name, spelt in zip(race["method"], race["frontiers"], strict=True)
     ]
     found = race.assign(**{"target s": [forwards(spelt, target) for spelt in race["trees"]], "draft s": drafted})
-    first = race[plain].set_index("prompt")["prefill"] * prefill
-    rate = found["tokens"] / (found["target s"] + found["draft s"] + race["prompt"].map(first))
-    baseline = rate[plain].set_axis(race.loc[plain, "prompt"])
-    return found.assign(predicted=rate / race["prompt"].map(baseline))
-
-
-def ideal(race: pd.DataFrame) -> pd.DataFrame:
-    """Per method: τ, draft/target cost of a step, the ideal τ / (1 + that), and what share of it was reached.
-
-    Medians over prompts; the speed is that behind the first step, whose prefill is no matter of drafting, against
-    generate's. A step's target cost is generate's forward for one token: larger trees are part of what is lost.
-    """
-    later = race.assign(
-        rate=(race["tokens"] - race["tokens"] / race["steps"]) / (race["seconds"] - race["prefill"]),
-        tau=race["tokens"] / race["steps"],
-        each=race["target"] / (race["steps"] - 1).clip(lower=1),
-        draft=race["drafting"] / (race["steps"] - 1).clip(lower=1),
-    )
-    wide = {
-        name: later.pivot_table(index="prompt", columns="method", values=name)
-        for name in ("rate", "each", "draft", "tau")
-    }
-    speed = wide["rate"].div(wide["rate"]["generate"], axis=0)
-    cost = wide["draft"].div(wide["each"]["generate"], axis=0)
-    best = wide["tau"] / (1 + cost)
-    table = {"tau": wide["tau"], "draft/target": cost, "ideal": best, "speed-up": speed, "reached": speed / best}
-    return pd.DataFrame({name: values.median() for name, values in table.items()})
+    plain = found[found["method"] == "generate"].set_index(at)
+    places = pd.MultiIndex.from_frame(race[at]) if len(at) > 1 else pd.Index(race["prompt"])
+    first = plain["prefill"].reindex(places).to_numpy() * prefill
+    rate = found["tokens"] / (found["target s"] + found["draft s"] + first)
+    base = (plain["tokens"] / (plain["target s"] + plain["prefill"] * prefill)).reindex(places).to_numpy()
+    return found.assign(predicted=rate / base)
 
 
 def roofline(parameters: float, bandwidth: float, operations: float, *, bytes_each: int = 2) -> dict[int, float]:

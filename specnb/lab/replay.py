@@ -6,8 +6,11 @@ from measured cost curves. Exactly means: to a real run that writes the same tex
 bfloat16 trees of other sizes round differently), and but for scores within rounding of a threshold.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specnb import assets, records
-from specnb.draft_models import DraftModel
-from specnb.drafters import TreeDrafter
-from specnb.growth import Frontier, Growth, last_level
+from specnb import models
+from specnb.drafters import DraftModel, TreeDrafter
+from specnb.growth import Frontier, Growth, Past, Salf, last_level, threshold
+from specnb.lab import methods
+from specnb.lab.run import ALONE, draft_model, generate, loaded
+from specnb.models import files, prompts
 from specnb.sampling import RandomCoins
 from specnb.target import Target
 from specnb.tree import TokenTree
@@ -53,7 +58,7 @@ class Recording:
             "scores": np.concatenate([scores.numpy() for scores in self.scores]),
             "max_depth": np.array([self.max_depth or 0]),
         }
-        records.write_arrays(path, parts)
+        files.write_arrays(path, parts)
 
     @classmethod
     def load(cls, path: str | Path) -> "Recording":
@@ -97,7 +102,7 @@ def record(
     drafter = TreeDrafter(draft_model, largest)
     drafter.begin(list(prompt), None, {layer: rows[:before] for layer, rows in hidden.items()})
     trees, scores = [], []
-    for i, token in enumerate(tqdm(text, desc="recording", unit="token", disable=assets.QUIET)):
+    for i, token in enumerate(tqdm(text, desc="recording", unit="token", disable=files.QUIET)):
         if isinstance(largest, Together):
             drafter.growth = replace(largest, left=len(text) - i - 1)
         draft = drafter.propose(RandomCoins(), len(text))
@@ -246,55 +251,100 @@ def outcomes(recording: Recording) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["place", "depth", "confidence", "path", "alive", "hit"])
 
 
-@dataclass(frozen=True, eq=False)
-class Costs:
-    """Measured seconds of a forward pass by number of nodes, for target and draft, and of a step's other work.
-
-    target, draft: nodes → seconds, between and beyond them linear; other: per step.
-    """
-
-    target: Mapping[int, float]
-    draft: Mapping[int, float]
-    other: float = 0.0
-
-    @classmethod
-    def fitted(
-        cls, runs: Sequence[Sequence[Turn]], target: Sequence[float], draft: Sequence[float], other: Sequence[float]
-    ) -> "Costs":
-        """Straight lines through real runs' seconds by phase: so much a forward, and so much for each of its nodes."""
-        steps = [(len(run), sum(turn.nodes for turn in run)) for run in runs]
-        fed = [[size for turn in run for size in turn.forwards] for run in runs]
-        return cls(
-            _line(steps, target),
-            _line([(len(sizes), sum(sizes)) for sizes in fed], draft),
-            sum(other) / sum(s for s, _ in steps),
-        )
-
-    def seconds(self, turns: Sequence[Turn]) -> float:
-        """Time of a replayed run."""
-        drafted = [size for turn in turns for size in turn.forwards]
-        target = float(interpolated(self.target, [turn.nodes for turn in turns]).sum())
-        return target + float(interpolated(self.draft, drafted).sum()) + self.other * len(turns)
-
-
-def _line(counts: Sequence[tuple[int, int]], seconds: Sequence[float]) -> dict[int, float]:
-    (each, node), *_ = np.linalg.lstsq(np.array(counts, float), np.array(seconds, float), rcond=None)
-    return {0: float(each), 100: float(each + 100 * node)}
-
-
-def interpolated(curve: Mapping[int, float], sizes: Sequence[int]) -> np.ndarray:
-    """A curve at the given sizes: linear between its points, its last slope carried on beyond them."""
-    x, y = np.array(sorted(curve), float), np.array([curve[k] for k in sorted(curve)])
-    at = np.asarray(sizes, float)
-    beyond = np.maximum(at - x[-1], 0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
-    return np.interp(at, x, y) + beyond
-
-
 def tau(turns: Sequence[Turn]) -> float:
     """Mean acceptance length: tokens per step, bonus included."""
     return sum(turn.accepted + 1 for turn in turns) / len(turns)
 
 
-def dynatree_acceptance(turns: Sequence[Turn]) -> float:
-    """DynaTree's acceptance rate: committed tokens, the bonus among them, over drafted nodes. May exceed 1."""
-    return sum(turn.accepted + 1 for turn in turns) / sum(turn.nodes - 1 for turn in turns)
+def replay_adaptive(recording: Recording, rule: Salf, seconds: Callable[[Turn], float]) -> list[Turn]:
+    """The steps of decoding along a recorded text with a threshold that is learnt on the way, from rule's own on.
+
+    seconds: what a step costs, from measured prices.
+    """
+    past: list[Past] = []
+
+    def step(at: int) -> Turn:
+        found = turn(recording, at, replace(rule, threshold=threshold(past, rule.threshold)))
+        past.append(Past(seconds(found), found.accepted, len(found.forwards), found.mass))
+        return found
+
+    return walk(len(recording.text), step)
+
+
+def along(recording: Recording, rule: Growth, lengths: Sequence[int]) -> dict[int, list[Turn]]:
+    """A rule's steps along the first n tokens of a recorded text, for each of several n: ``replay`` of each cut.
+
+    What comes long before a cut is the same for all: only there trees go less deep.
+    """
+    whole, found = replay(recording.cut(max(lengths)), rule), {}
+    for n in lengths:
+        part = recording.cut(n)
+        shared = [*takewhile(lambda turn, n=n: turn.start + max(recording.trees[turn.start].depth_list) < n, whole)]
+        done = sum(turn.accepted + 1 for turn in shared)
+        found[n] = shared + walk(n, partial(turn, part, rule=rule), at=done)
+    return found
+
+
+# ---- a block of a recording -------------------------------------------------------------------------------------
+
+
+def rules_block(
+    prompt: str, head: str, rules: Sequence[str], length: int, k: int = 10, pair: str = models.EMBEDDED
+) -> list[dict[str, object]]:
+    """Every growth rule (``methods.rule``) replayed along the plain float32 text of one prompt; one row a rule.
+
+    steps, nodes of the verified trees, draft forwards and nodes fed to the draft, in all steps; everywhere: tokens
+    accepted from every place of the text, not only where steps begin; ranks: how many verified nodes were the first,
+    second, … of their siblings. The row "chain" holds what became of the likeliest chain at every place
+    (``chain_table``). "vct", whose 363 nodes no other rule wants, has a recording of its own.
+    """
+    found = loaded(pair, "float32")
+    ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found).inner
+    written = generate(found, ids, length, whole=True)
+    named = {name: methods.rule(name) for name in rules}
+    shared = {name: rule for name, rule in named.items() if name != "vct"}
+    with ALONE:
+        target = Target(found.target)
+        wide = record(target, draft, Together(tuple(shared.values()), k=k), ids, written) if shared else None
+        full = record(target, draft, named["vct"], ids, written) if "vct" in named else None
+    rows = [_counts(name, full if name == "vct" else wide, rule) for name, rule in named.items()]
+    chain = dict.fromkeys(rows[0], 0) | {"rule": "chain", "ranks": "", "chains": _packed(outcomes(wide or full))}
+    return [*(row | {"chains": ""} for row in rows), chain]
+
+
+def _counts(name: str, recording: Recording, rule: Growth) -> dict[str, object]:
+    turns = [turn(recording, at, rule) for at in range(len(recording.text))]
+    run = walk(len(recording.text), turns.__getitem__)
+    sizes, ranks = [turn.forwards for turn in run], [0] * 10
+    for each in run:
+        tree, left = recording.trees[each.start], len(recording.text) - each.start - 1
+        for node in regrow(tree, recording.scores[each.start], rule, min(left, recording.max_depth or left))[0][1:]:
+            ranks[min(tree.children[tree.parent_list[node]].index(node), 9)] += 1
+    return {
+        "rule": name,
+        "steps": len(run),
+        "nodes": sum(each.nodes - 1 for each in run),
+        "forwards": sum(map(len, sizes)),
+        "fed": sum(map(sum, sizes)),
+        "everywhere": sum(each.accepted for each in turns),
+        "ranks": json.dumps(ranks),
+    }
+
+
+def _packed(table: pd.DataFrame) -> str:
+    """Per place the number of accepted tokens and every token's confidence in hundredths of a per cent, as JSON."""
+    places = table.groupby("place")
+    return json.dumps([[int(p["hit"].sum()), *(10_000 * p["confidence"]).round().astype(int)] for _, p in places])
+
+
+def chain_table(chains: Mapping[str, str]) -> pd.DataFrame:
+    """``outcomes`` of recorded chains (prompt → JSON) with their prompt; confidences to four digits."""
+    rows = []
+    for prompt, packed in chains.items():
+        for place, (accepted, *confidences) in enumerate(json.loads(packed)):
+            path = 1.0
+            for depth, confidence in enumerate(confidences, start=1):
+                path *= confidence / 10_000
+                fate = depth <= accepted + 1, depth <= accepted  # alive, hit
+                rows.append((prompt, place, depth, confidence / 10_000, path, *fate))
+    return pd.DataFrame(rows, columns=["prompt", "place", "depth", "confidence", "path", "alive", "hit"])

@@ -1,176 +1,243 @@
-"""A cell of a race: one timed run of any method, transformers' own among them, and what its forwards were given."""
+"""One machine for all measurements: any method by name on a prompt, timed, or its greedy text compared.
 
+``timed`` is one run; ``race_block`` and ``texts_block`` are blocks of a recording (one prompt, all its methods);
+``race`` and ``texts`` do the same here and now for several prompts. How methods are spelt: ``methods``.
+"""
+
+import ctypes
+import gc
+import hashlib
+import os
+import random
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import torch
+from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from specnb import costs, heads, measures, methods, models, packing, prompts, verifiers
-from specnb.decode import steps
-from specnb.graphs import SIZES, Graphs
-from specnb.racing import generate, sampling
+from specnb import heads, models, verifiers
+from specnb.decode import Step, decode, now, steps
+from specnb.drafters import DraftModel
+from specnb.exact.gallery import Unpositioned
+from specnb.lab import methods
+from specnb.models import Graphs, files, prompts
+from specnb.models.graphs import SIZES
 from specnb.target import Target
+from specnb.tree import TokenTree
 
-RESULTS = (*measures.DECODED, "drafting", "looking", "trees", "frontiers", "peak")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all methods of a race share: the pair by name, its dtype, and whether its weights are packed."""
-
-    pair: str
-    dtype: str
-    packed: bool
-
-
-@cache
-def loaded(setting: Setting) -> models.Pair:
-    """A pair, once per process."""
-    if setting.pair == models.EMBEDDED and not setting.packed:
-        return measures.pair(setting.dtype)
-    return models.load_pair(setting.pair, dtype=setting.dtype, packed=setting.packed)
-
-
-def graphs(made: methods.Method, setting: Setting, tokens: int) -> Graphs | None:
-    """Recorded forwards for texts of so many tokens, once per process and capacity; None for a method without."""
-    whole = 256 * -(-(tokens + max(SIZES)) // 256)
-    return _graphs(setting, whole) if made.graphs else None
+PHASES = ("draft", "target", "verify", "commit")
+ROW = (
+    "method", "repetition", "order", "status", "error", "seconds", "tokens", "steps", "nodes", "auxiliary", "hits",
+    "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "peak", "text", "ids",
+)  # fmt: skip
+NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
+FORGET = "/proc/self/clear_refs"
+ALONE = threading.Lock()  # drafts have a state and seconds are measured: one run at a time in a process
 
 
 @cache
-def _graphs(setting: Setting, capacity: int) -> Graphs:
-    return Graphs(loaded(setting).target, capacity=capacity, sizes=SIZES)
+def loaded(pair: str = models.EMBEDDED, dtype: str = "float32", packed: bool = False) -> models.Pair:
+    """A pair, once per process, and warm: its first forwards are slow."""
+    found = models.load_pair(pair, dtype=dtype, packed=packed)
+    generate(found, found.encode("Good morning."), 8)
+    return found
 
 
 @cache
-def draft_model(head: str, setting: Setting) -> costs.Watched:
-    """A head or the pair's draft model, once per process, its forwards timed."""
-    return costs.Watched(methods.draft_model(head, loaded(setting)))
+def draft_model(head: str, pair: models.Pair) -> "Watched":
+    """A head or the pair's own draft model, once per process, its forwards timed."""
+    return Watched(methods.draft_model(head, pair))
 
 
 @cache
-def assistant(setting: Setting) -> PreTrainedModel:
+def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
     """What transformers' assisted generation drafts with: the pair's draft model or, without one, the trained vdm."""
-    own = loaded(setting)
-    found = own.draft or heads.as_causal_lm(*heads.load(heads.FOLDER / "vdm", own.target))
-    return packing.pack(found) if setting.packed else found
-
-
-def measure(
-    method: str,
-    prompt: str,
-    temperature: float,
-    length: int,
-    repetition: int,
-    pair: str,
-    dtype: str,
-    packed: bool,
-    whole: bool,
-) -> dict[str, object]:
-    """One timed run of a method (``methods.method``); repetition is the seed, too.
-
-    whole: end tokens are text. Results as ``measures.decoded`` says (phases: of transformers' own, the forwards alone),
-    and drafting: seconds in the draft model's forwards after the first step; looking: a union's other seconds of
-    drafting, where it needs no model; trees, frontiers: how many nodes the target's and the draft's forwards were
-    given, as in "1:3 12:40" for three forwards over one node and forty over twelve; peak: MB that the run took beyond
-    what was resident before it.
-    """
-    setting = Setting(pair, dtype, packed and method != "generate as shipped")
-    with measures.ALONE:
-        _warm(method, setting)
-        ids = loaded(setting).encode(prompts.text(prompt))
-        return _run(methods.method(method), setting, ids, temperature, length, repetition, whole)
+    found = pair.draft or heads.as_causal_lm(*heads.load(heads.FOLDER / "vdm", pair.target))
+    return models.pack(found) if packed and not pair.draft else found
 
 
 @cache
-def _warm(method: str, setting: Setting) -> None:
-    """A first short run, whose forwards are slow."""
-    _run(methods.method(method), setting, loaded(setting).encode("Good morning."), 0.0, 8, 0, True)
+def graphs(pair: models.Pair, tokens: int) -> Graphs:
+    """Recorded forwards for texts of so many tokens, once per process."""
+    return Graphs(pair.target, capacity=256 * -(-(tokens + max(SIZES)) // 256), sizes=SIZES)
 
 
-def _run(
-    made: methods.Method, setting: Setting, ids: list[int], heat: float, length: int, seed: int, whole: bool
+def text(tokens: Sequence[int]) -> str:
+    """A short hash of a text."""
+    return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:16]
+
+
+@torch.no_grad()
+def generate(pair: models.Pair, ids: Sequence[int], length: int, *, whole: bool = False, **options) -> list[int]:
+    """New tokens of transformers' generate, greedy unless options say more; whole: end tokens are text."""
+    prompt = torch.tensor([list(ids)], device=pair.target.device)
+    settings = {"do_sample": False, "max_new_tokens": length, **options}
+    if whole:
+        settings["eos_token_id"] = len(pair.tokenizer)  # an id that never comes
+    return pair.target.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[0, len(ids) :].tolist()
+
+
+# ---- timing ---------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A draft model whose forwards are timed: their seconds, and the nodes each expanded, since the last ``take``."""
+
+    def __init__(self, draft_model: DraftModel):
+        self.inner, self.seconds, self.sizes = draft_model, 0.0, []
+        self.hidden_layers, self.ids, self.max_depth = draft_model.hidden_layers, draft_model.ids, draft_model.max_depth
+        self.begin, self.commit = draft_model.begin, draft_model.commit
+
+    def expand(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+        began = now()
+        logits = self.inner.expand(tree, nodes)
+        self.seconds += now() - began
+        self.sizes.append(len(nodes))
+        return logits
+
+    def take(self) -> tuple[float, list[int]]:
+        taken = self.seconds, self.sizes
+        self.seconds, self.sizes = 0.0, []
+        return taken
+
+
+def resident() -> float:
+    """MB in use now: of the GPU's memory, else of the process (nan but on Linux); ``peak`` counts from here."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 1e6
+    if os.access(FORGET, os.W_OK):
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what the allocator kept of earlier runs would hide this one
+        Path(FORGET).write_text("5")  # Linux: the process' highest resident size starts from now on
+    return _status("VmRSS")
+
+
+def peak() -> float:
+    """The most MB in use since ``resident`` was called."""
+    return torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else _status("VmHWM")
+
+
+def _status(name: str) -> float:
+    if not os.access(FORGET, os.W_OK):
+        return float("nan")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line for line in lines if line.startswith(name)).split()[1]) * 1024 / 1e6
+
+
+def timed(
+    name: str,
+    ids: Sequence[int],
+    pair: models.Pair,
+    *,
+    temperature: float = 0.0,
+    length: int,
+    seed: int = 0,
+    whole: bool = False,
+    packed: bool = False,
 ) -> dict[str, object]:
-    own = loaded(setting)
-    if made.options is not None:
-        return _theirs(made, setting, ids, heat, length, seed, whole)
-    watched = made.head and draft_model(made.head, setting)
-    drafter, verifier = methods.build(made, own, watched), made.verifier if heat else verifiers.greedy
-    recorded = graphs(made, setting, len(ids) + length)
+    """One timed run of a method, ours or transformers' own: counts, seconds and the text; columns of ROW.
+
+    seconds: the whole run. prefill: until the first token (all of the first step); draft, target, verify, commit:
+    seconds of the later steps; drafting: those spent in the draft model's forwards. nodes: drafted in all steps, of
+    which auxiliary ones only rode along; hits: steps with a candidate; depth: sum of the trees' depths. trees,
+    frontiers: sizes of the target's and the draft's forwards, "1:3 12:40" for three over one node and forty over
+    twelve. peak: MB that the run took beyond what was resident before. text: a hash; ids: the tokens themselves.
+    """
+    made = methods.method(name)
+    with ALONE:
+        row = (_ours if made.options is None else _theirs)(made, ids, pair, temperature, length, seed, whole, packed)
+    return {**row, "peak": peak() - row["peak"], "text": text(row["ids"]), "ids": " ".join(map(str, row["ids"]))}
+
+
+def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> dict[str, object]:
+    watched = draft_model(made.head, pair) if made.head else None
+    drafter, verifier = methods.build(made, pair, watched), made.verifier if temperature else verifiers.greedy
+    recorded = graphs(pair, len(ids) + length) if made.graphs else None
     if recorded:
         recorded.prepare(drafter.hidden_layers)
-    target = Target(own.target, window=made.window, graphs=recorded)
-    options = {"max_new_tokens": length, "temperature": heat, "seed": seed, **({"eos": ()} if whole else {})}
-    looked = costs.timing(drafter.other, "propose") if made.merged else []
-    done, drafted, frontiers = [], [], Counter()
+    target = Target(pair.target, window=made.window, graphs=recorded)
+    options = {"max_new_tokens": length, "temperature": temperature, "seed": seed, **({"eos": ()} if whole else {})}
+    done: list[Step] = []
+    drafted, frontiers = [], Counter()
     if watched:
-        watched.take()  # what a run before this one has left, if it failed
-    before, began = costs.resident(), costs.now()
+        watched.take()  # what an earlier run has left, if it failed
+    before, began = resident(), now()
     for step in steps(target, drafter, verifier, ids, **options):
         seconds, sizes = watched.take() if watched else (0.0, [])
         done.append(step.light())
         drafted.append(seconds)
         frontiers.update(sizes)
+    taken, trees = now() - began, [step.draft.tree for step in done]
+    riding = [0 if step.draft.auxiliary is None else int(step.draft.auxiliary.sum()) for step in done]
     return {
-        **measures.times(done, costs.now() - began),
+        "seconds": taken,
+        "tokens": sum(len(step.tokens) for step in done),
+        "steps": len(done),
+        "nodes": sum(len(tree) - 1 for tree in trees),
+        "auxiliary": sum(riding),
+        "hits": sum(len(tree) - 1 > r for tree, r in zip(trees, riding, strict=True)),
+        "depth": sum(max(tree.depth_list) for tree in trees),
+        "prefill": sum(done[0].seconds.values()),
+        **{phase: sum(step.seconds[phase] for step in done[1:]) for phase in PHASES},
         "drafting": sum(drafted[1:]),
-        "looking": sum(looked[1:]),
-        "trees": _spelt(Counter(len(step.draft.tree) for step in done)),
+        "trees": _spelt(Counter(map(len, trees))),
         "frontiers": _spelt(frontiers),
-        "peak": costs.peak() - before,
+        "peak": before,
+        "ids": [token for step in done for token in step.tokens],
     }
 
 
-def _theirs(
-    made: methods.Method, setting: Setting, ids: list[int], heat: float, length: int, seed: int, whole: bool
-) -> dict[str, object]:
-    own = loaded(setting)
-    options = {**made.options, **sampling(heat), **({"eos_token_id": len(own.tokenizer)} if whole else {})}
-    drafting = assistant(setting) if made.name == "assistant" else None
+def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> dict[str, object]:
+    options = dict(made.options)
+    if temperature:
+        options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    drafting = assistant(pair, packed) if made.name == "assistant" else None
     options |= {"assistant_model": drafting} if drafting else {}
-    method = generate(own.target, max_new_tokens=length, **options)
     torch.manual_seed(seed)
-    before = costs.resident()
-    with _forwards(own.target) as target, _forwards(drafting) as draft:
-        tokens, seconds = costs.timed(partial(method, ids))
-    first, *later = target.seconds
+    before = resident()
+    with _forwards(pair.target) as target, _forwards(drafting) as draft:
+        began = now()
+        tokens = generate(pair, ids, length, whole=whole, **options)
+        taken = now() - began
     trees = [target.sizes[0] - len(ids) + 1, *target.sizes[1:]]  # the first forward holds the prompt, too
+    nodes, later = sum(trees) - len(trees), sum(draft.seconds[1:])
+    counts = {"nodes": nodes, "auxiliary": 0, "hits": sum(size > 1 for size in trees), "depth": nodes}
+    phases = {"draft": later, "target": sum(target.seconds[1:]), "verify": 0.0, "commit": 0.0, "drafting": later}
     return {
-        **dict.fromkeys(measures.DECODED, 0),
-        "seconds": seconds,
+        "seconds": taken,
         "tokens": len(tokens),
-        "steps": len(target.sizes),
-        "nodes": sum(trees) - len(trees),
-        "depth": sum(trees) - len(trees),
-        "prefill": first,
-        "target": sum(later),
-        "draft": sum(draft.seconds[1:]),
-        "drafting": sum(draft.seconds[1:]),
-        "looking": 0,
+        "steps": len(trees),
+        **counts,
+        "prefill": target.seconds[0],
+        **phases,
         "trees": _spelt(Counter(trees)),
         "frontiers": _spelt(Counter(draft.sizes[1:])),
-        "peak": costs.peak() - before,
+        "peak": before,
+        "ids": tokens,
     }
 
 
 @contextmanager
 def _forwards(model: PreTrainedModel | None) -> Iterator[SimpleNamespace]:
     """Sizes and seconds of a model's forwards while the block runs."""
-    seen, clock = SimpleNamespace(sizes=[], seconds=[]), []
+    seen, clock, hooks = SimpleNamespace(sizes=[], seconds=[]), [], []
 
     def before(_, args, kwargs) -> None:
         seen.sizes.append((args[0] if args else kwargs["input_ids"]).shape[-1])
-        clock.append(costs.now())
+        clock.append(now())
 
     def after(*_) -> None:
-        seen.seconds.append(costs.now() - clock.pop())
+        seen.seconds.append(now() - clock.pop())
 
-    hooks = []
     if model is not None:
         hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
     try:
@@ -184,9 +251,110 @@ def _spelt(sizes: Counter) -> str:
     return " ".join(f"{size}:{count}" for size, count in sorted(sizes.items()))
 
 
-def same_greedy_text(method: str, prompt: str, length: int, positions: bool) -> dict[str, object]:
-    """The greedy float32 text of a method of ours beside plain decoding's: see ``measures.compare_text``."""
-    made, setting = methods.method(method), Setting(models.EMBEDDED, "float32", False)
-    drafter = methods.build(made, loaded(setting), made.head and draft_model(made.head, setting))
-    recorded = graphs(made, setting, len(measures.encoded(prompt, setting.dtype)) + length)
-    return measures.compare_text(method, drafter, prompt, length, positions, window=made.window, graphs=recorded)
+# ---- blocks ---------------------------------------------------------------------------------------------------
+
+
+def race_block(
+    prompt: str,
+    methods: Sequence[str],
+    length: int = 96,
+    temperature: float = 0.0,
+    repetitions: int = 1,
+    pair: str = models.EMBEDDED,
+    dtype: str = "float32",
+    packed: bool = False,
+    whole: bool = False,
+    keep_ids: bool = False,
+) -> list[dict[str, object]]:
+    """A prompt's race: every method, ``repetitions`` times, each time in another random order; one row a run.
+
+    A method that fails is recorded as failed, and the others go on. The repetition is the seed.
+    """
+    rows = []
+    for repetition in range(repetitions):
+        turns = random.Random(f"{prompt} {repetition}").sample(list(methods), len(methods))
+        for order, name in enumerate(turns):
+            row = dict.fromkeys(ROW) | {"method": name, "repetition": repetition, "order": order, "error": ""}
+            try:
+                used = packed and name != "generate as shipped"
+                run = partial(timed, name, pair=loaded(pair, dtype, used), temperature=temperature, packed=used)
+                _warm(run)
+                ids = loaded(pair, dtype, used).encode(prompts.text(prompt))
+                row |= run(ids, length=length, seed=repetition, whole=whole) | {"status": "ok"}
+            except Exception as error:  # becomes the row's record
+                row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            rows.append(row if keep_ids else row | {"ids": ""})
+    return rows
+
+
+_WARM: set[tuple] = set()
+
+
+def _warm(run: Callable) -> None:
+    """A method's first short run in this process, whose forwards are slow."""
+    key = (*run.args, *run.keywords.values())
+    if key not in _WARM:
+        run(run.keywords["pair"].encode("Good morning."), length=8, whole=True)
+        _WARM.add(key)
+
+
+def texts_block(
+    prompt: str, methods: Sequence[str], length: int, control: str = "", pair: str = models.EMBEDDED
+) -> list[dict[str, object]]:
+    """Greedy float32 texts of methods of ours beside plain decoding's, by the near-tie rule; one row a method.
+
+    equal: token by token; else first, the place where they part, and gap, that of the two largest logits there. same:
+    equal, or the gap is below rounding noise (NEAR_TIE). control: a method that also runs without position ids, which
+    should part.
+    """
+    found = loaded(pair, "float32")
+    ids = found.encode(prompts.text(prompt))
+    right = generate(found, ids, length, whole=True)
+    runs = [(name, True) for name in methods] + ([(control, False)] if control else [])
+    return [
+        {"method": name, "positions": told, **compared(found, ids, right, greedy_text(name, found, ids, length, told))}
+        for name, told in runs
+    ]
+
+
+def greedy_text(
+    name: str, pair: models.Pair, ids: Sequence[int], length: int, positions: bool = True
+) -> tuple[int, ...]:
+    """What a method of ours writes greedily; end tokens are text. positions: whether the target is told them."""
+    made = methods.method(name)
+    if made.options is not None:
+        return tuple(generate(pair, ids, length, whole=True, **made.options))
+    with ALONE:
+        drafter = methods.build(made, pair, draft_model(made.head, pair) if made.head else None)
+        recorded = graphs(pair, len(ids) + length) if made.graphs else None
+        target = (Target if positions else Unpositioned)(pair.target, window=made.window, graphs=recorded)
+        return decode(target, drafter, verifiers.greedy, ids, max_new_tokens=length, eos=(), trace="none").tokens
+
+
+@torch.no_grad()
+def compared(pair: models.Pair, ids: Sequence[int], right: Sequence[int], other: Sequence[int]) -> dict[str, object]:
+    """Two greedy texts behind a prompt by the near-tie rule: see ``texts_block``."""
+    right, other = list(right), list(other)
+    first = next((j for j, (a, b) in enumerate(zip(right, other, strict=False)) if a != b), None)
+    gap = None
+    if first is not None:
+        tokens = torch.tensor([[*ids, *right[:first]]], device=pair.target.device)
+        top = pair.target(tokens).logits[0, -1].float().topk(2).values
+        gap = float(top[0] - top[1])
+    equal = right == other
+    return {"equal": equal, "first": first, "gap": gap, "same": equal or (gap is not None and gap < NEAR_TIE)}
+
+
+def race(names: Sequence[str], methods: Sequence[str], **settings) -> pd.DataFrame:
+    """``race_block`` for several prompts (ids) at once, not recorded: see ``stats.speed_ups``."""
+    return _live(race_block, names, methods, settings)
+
+
+def texts(names: Sequence[str], methods: Sequence[str], **settings) -> pd.DataFrame:
+    """``texts_block`` for several prompts (ids) at once, not recorded."""
+    return _live(texts_block, names, methods, settings)
+
+
+def _live(block: Callable, names: Sequence[str], methods: Sequence[str], settings: dict) -> pd.DataFrame:
+    bar = tqdm(names, unit="prompt", disable=files.QUIET)
+    return pd.DataFrame([{"prompt": name, **row} for name in bar for row in block(name, list(methods), **settings)])

@@ -1,18 +1,20 @@
-"""Sweeps: a grid of independent cells on any ``concurrent.futures`` executor, recorded as they end, resumable.
+"""Recordings: blocks of rows measured by a cell function, one JSON line a block, resumable, on any executor.
 
-    cells = sweep.grid(depth=range(3, 9), branch=(2, 3, 4))
-    table = sweep.run(measure, cells, "results.csv", results=("seconds", "tau"))
+A block is the unit of recording: one prompt (or one setting) with all its methods and repetitions. Its line holds the
+settings, the rows as columns, and where they come from (command, date, processor, versions, hashes of the heads). A
+line is complete or it does not count: ``kill -9`` at any moment loses at most the blocks in flight.
 
-runs in this process; ``executor=ProcessPoolExecutor(4)`` or ``executor=Client(address).get_executor()`` (Dask) runs
-the same cells elsewhere. ``measure`` and its arguments must be importable there.
+    table = sweep.run("tau", measure, sweep.grid(depth=range(3, 9), branch=(2, 3, 4)), "results.jsonl")
+
+runs ``measure(**block)`` for every block; ``executor=ProcessPoolExecutor(4)`` or
+``executor=Client(address).get_executor()`` (Dask) runs them elsewhere, where measure must be importable.
 """
 
-import csv
 import hashlib
 import inspect
-import io
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, as_completed
 from itertools import product
@@ -23,10 +25,10 @@ import pandas as pd
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from specnb import assets, records
+from specnb.models import files, provenance
 
-Cell = Mapping[str, object]
-OWN = ("key", "status", "error")  # columns before those of the cell and its results
+Block = Mapping[str, object]
+Rows = Mapping[str, object] | Sequence[Mapping[str, object]]
 
 
 def grid(**axes: Iterable) -> list[dict]:
@@ -38,134 +40,163 @@ def grid(**axes: Iterable) -> list[dict]:
 
 
 def run(
-    measure: Callable[..., Mapping],
-    cells: Sequence[Cell],
+    cell: str,
+    measure: Callable[..., Rows],
+    blocks: Sequence[Block],
     file: str | Path,
     *,
-    results: Sequence[str],
-    check: Callable[..., object] | None = None,
+    command: str = "",
+    heads: Mapping[str, str] | None = None,
     executor: Executor | None = None,
     retry: bool = False,
 ) -> pd.DataFrame:
-    """Measure every cell that the file does not hold yet; returns the file as a table, in the order of the cells.
+    """Measure every block that the file does not hold yet; returns the table of all asked for, see ``load``.
 
-    measure(**cell) returns a mapping with the names in results. check(**cell) raises ValueError on cells that make
-    no sense, and is asked about all of them first. A cell that raises is recorded with its error and left alone by
-    later runs, unless retry. Each row is on the disk before the next is waited for: a killed run loses at most the
-    cells in flight. Raises ValueError, before any work, on bad cells or a file of other columns or in use by another
-    sweep; RuntimeError if a pool breaks (what was recorded stays, run again).
+    cell: the name under which measure is recorded, whatever the function is called. measure(**block) returns one row
+    or several. heads: hash by name of what was used; a block counts as recorded only under the same hashes. A block
+    that raises is recorded with its error and left alone by later runs unless retry. Raises ValueError, before any
+    work, on bad blocks or a file in use; RuntimeError if a pool breaks (what was recorded stays, run again).
     """
-    cells = _checked(measure, cells, check)
-    file, columns = Path(file), [*OWN, *cells[0], *results]
-    if twice := [name for name in columns if columns.count(name) > 1]:
-        raise ValueError(f"the column {twice[0]!r} stands twice among {columns}: rename the axis or the result")
+    known = keys(cell, measure, blocks, heads or {})
+    file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
-            done = _open(file, columns)
-            left = {key: cell for key, cell in cells_by_key(measure, cells).items() if done.get(key) != "ok"}
-            left = {key: cell for key, cell in left.items() if retry or key not in done}
-            bar = {"total": len(cells), "initial": len(cells) - len(left), "unit": "cell", "disable": assets.QUIET}
-            with open(file, "ab", buffering=0) as out, tqdm(desc=file.stem, **bar) as progress:
-                for key, outcome in _outcomes(measure, left, results, executor):
-                    row = {"key": key, **left[key], **outcome}
-                    out.write(_line([row.get(column, "") for column in columns]))
-                    os.fsync(out.fileno())
+            _mend(file)
+            done = {line["key"]: line for line in _lines(file)}
+            _say_other_processors(file, done)
+            left = {k: b for k, b in known.items() if k not in done or (retry and _failed(done[k]))}
+            bar = {"total": len(known), "initial": len(known) - len(left), "unit": "block", "disable": files.QUIET}
+            with tqdm(desc=file.stem, **bar) as progress:
+                for key, outcome in _outcomes(measure, left, executor):
+                    facts = provenance.facts(command) | outcome.pop("where", {})
+                    line = {"key": key, "cell": cell, "block": left[key], "heads": heads or {}, **facts, **outcome}
+                    _append(file, line)
                     progress.update()
     except Timeout as error:
-        raise ValueError(f"{file} is being written by another sweep") from error
-    asked = pd.DataFrame([{"key": key, **cell} for key, cell in cells_by_key(measure, cells).items()])
-    return asked.merge(load(file)[[*OWN, *results]], on="key")[columns]
+        raise ValueError(f"{file} is being written by another run") from error
+    table = load(file)
+    if missing := len(known) - table[table["key"].isin(known)]["key"].nunique():
+        raise RuntimeError(f"{file} lacks {missing} of {len(known)} blocks after the run: was it changed meanwhile?")
+    return table[table["key"].isin(known)].reset_index(drop=True)
 
 
 def load(file: str | Path) -> pd.DataFrame:
-    """The recorded cells, the last row of each: key, status ("ok" or "failed"), error, the cell, its results."""
-    return pd.read_csv(file, dtype={"key": str}).drop_duplicates("key", keep="last", ignore_index=True)
+    """The recorded rows: settings of the block, then the row, status ("ok" or "failed"), error and provenance.
+
+    The last record of a block counts. A torn last line is left out.
+    """
+    tables = []
+    for line in {line["key"]: line for line in _lines(Path(file))}.values():
+        rows = pd.DataFrame(line["rows"] or {"status": ["failed"]})
+        where = {name: line[name] for name in ("key", "cell", "processor", "device", "torch", "date", "command")}
+        fixed = {k: v for k, v in line["block"].items() if k not in rows and not isinstance(v, list | dict)}
+        rows = rows.assign(status=rows.get("status", "ok"), error=rows.get("error", line["error"]))
+        rows.insert(0, "heads", [json.dumps(line["heads"], sort_keys=True)] * len(rows))
+        tables.append(pd.concat([pd.DataFrame([fixed] * len(rows)), rows.assign(**where)], axis=1))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["key", "status", "error"])
 
 
-def cells_by_key(measure: Callable, cells: Sequence[Cell]) -> dict[str, Cell]:
-    """Each cell under a hash of what is measured (a function's name, wherever it lives) and its settings."""
-    try:
-        texts = [json.dumps([measure.__qualname__, cell], sort_keys=True) for cell in cells]
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"a sweep measures a named function on numbers and texts: {error}") from error
-    return {hashlib.sha256(t.encode()).hexdigest()[:16]: cell for t, cell in zip(texts, cells, strict=True)}
+def keys(cell: str, measure: Callable, blocks: Sequence[Block], heads: Mapping[str, str]) -> dict[str, dict]:
+    """Each block under a hash of the cell's name, the settings and the heads; ValueError on blocks that make no sense.
 
-
-def _checked(measure: Callable, cells: Sequence[Cell], check: Callable | None) -> list[dict]:
-    cells = [dict(cell) for cell in cells]
-    if not cells:
-        raise ValueError("there are no cells to measure")
-    for cell in cells:
-        if list(cell) != list(cells[0]):
-            raise ValueError(f"cells differ in their columns: {list(cells[0])} and {list(cell)}")
+    Blocks must fit measure's arguments, be numbers, texts and lists of these, and differ from each other.
+    """
+    if not blocks:
+        raise ValueError("there are no blocks to measure")
+    found: dict[str, dict] = {}
+    for block in map(dict, blocks):
         try:
-            inspect.signature(measure).bind(**cell)
+            inspect.signature(measure).bind(**block)
+            text = json.dumps([cell, block, sorted(heads.items())], sort_keys=True)
         except TypeError as error:
-            raise ValueError(f"{measure.__qualname__} cannot take the cell {cell}: {error}") from error
-        if check is not None:
+            raise ValueError(f"{cell} cannot take the block {block}: {error}") from error
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if key in found:
+            raise ValueError(f"the same block stands twice: {block}: tell repetitions apart by a setting")
+        found[key] = block
+    return found
+
+
+def _lines(file: Path) -> Iterator[dict]:
+    """The complete lines of a file; ValueError on one that is no recorded block."""
+    if file.exists():
+        for number, text in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
             try:
-                check(**cell)
+                yield json.loads(text)
             except ValueError as error:
-                raise ValueError(f"cell {cell}: {error}") from error
-    if len(cells_by_key(measure, cells)) < len(cells):
-        raise ValueError("the same cell stands twice in the grid: tell repetitions apart by a column")
-    return cells
+                raise ValueError(f"{file}, line {number} is no recorded block: {error}") from error
 
 
-def _open(file: Path, columns: Sequence[str]) -> dict[str, str]:
-    """Status by key of what is recorded; a new file gets its header, a torn last line is cut off."""
-    if not file.exists():
-        records.write(file, _line(columns))
-    data = file.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    rows = list(csv.reader(io.StringIO(whole.decode())))
-    if not rows or rows[0] != list(columns):
-        there = ", ".join(rows[0]) if rows else "nothing"
-        raise ValueError(f"{file} is of another sweep: it has the columns {there}, this one {', '.join(columns)}")
-    if whole != data:
-        records.write(file, whole)
-    return {row[0]: row[1] for row in rows[1:]}
+def _mend(file: Path) -> None:
+    """Cut off a torn last line, which a kill has left."""
+    if file.exists():
+        data = file.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(file, whole)
 
 
-def _line(values: Sequence[object]) -> bytes:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(values)
-    return out.getvalue().encode()
+def _append(file: Path, line: dict) -> None:
+    """Add a line, all of it or nothing: where the disk is full the file is as it was (OSError)."""
+    data = json.dumps(line, ensure_ascii=False, default=lambda value: value.item()).encode() + b"\n"
+    size = file.stat().st_size if file.exists() else 0
+    try:
+        with open(file, "ab") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError:
+        os.truncate(file, size)
+        raise
 
 
-def _outcomes(
-    measure: Callable, cells: Mapping[str, Cell], results: Sequence[str], executor: Executor | None
-) -> Iterator[tuple[str, dict]]:
-    """(key, status and results) of each cell as it ends."""
+def _say_other_processors(file: Path, done: Mapping[str, dict]) -> None:
+    here = provenance.processor()
+    others = {line["processor"] for line in done.values()} - {here}
+    if others:
+        print(f"{file.name} has blocks of {'; '.join(sorted(others))}; this is {here}: see its column processor",
+              file=sys.stderr)  # fmt: skip
+
+
+def _failed(line: dict) -> bool:
+    return bool(line["error"]) or "failed" in line["rows"].get("status", [])
+
+
+def _outcomes(measure: Callable, blocks: Mapping[str, Block], executor: Executor | None) -> Iterator[tuple[str, dict]]:
+    """(key, rows and error) of each block as it ends."""
     if executor is None:
-        for key, cell in cells.items():
-            yield key, _one(measure, cell, results)
+        for key, block in blocks.items():
+            yield key, _one(measure, block)
         return
-    futures = {executor.submit(_one, measure, cell, tuple(results)): key for key, cell in cells.items()}
+    futures = {executor.submit(_one, measure, block): key for key, block in blocks.items()}
     try:
         for future in as_completed(futures):
             try:
                 outcome = future.result()
             except (BrokenExecutor, CancelledError) as error:
                 raise RuntimeError("the pool has lost a worker: what was recorded stays, run again to go on") from error
-            except Exception as error:  # the executor's own: a cluster gives up on a cell that kills its workers
-                outcome = _failed(error)
+            except Exception as error:  # the executor's own: a cluster gives up on a block that kills its workers
+                outcome = {"rows": {}, "error": _words(error)}
             yield futures[future], outcome
     finally:
         for future in futures:
             future.cancel()
 
 
-def _one(measure: Callable, cell: Cell, results: Sequence[str]) -> dict:
+def _one(measure: Callable, block: Block) -> dict:
+    """A block's rows as columns, and the machine that measured them; an exception becomes the block's record."""
+    where = {name: value for name, value in provenance.facts("").items() if name not in ("command", "date")}
     try:
-        found = dict(measure(**cell))
-        if set(found) != set(results):
-            raise ValueError(f"measured {sorted(found)}, expected {sorted(results)}")
-    except Exception as error:  # becomes the cell's record
-        return _failed(error)
-    return {"status": "ok", "error": "", **found}
+        rows = measure(**block)
+        rows = [rows] if isinstance(rows, Mapping) else list(rows)
+        columns = list(rows[0])
+        if odd := [row for row in rows if list(row) != columns]:
+            raise ValueError(f"rows of a block differ in their columns: {columns} and {list(odd[0])}")
+        return {"rows": {name: [row[name] for row in rows] for name in columns}, "error": "", "where": where}
+    except Exception as error:
+        return {"rows": {}, "error": _words(error), "where": where}
 
 
-def _failed(error: Exception) -> dict:
-    return {"status": "failed", "error": " ".join(f"{type(error).__name__}: {error}".split())}
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -10,8 +10,3 @@ from specnb.models.graphs import Graphs
 from specnb.models.packing import PackedLinear, pack
 from specnb.models.pairs import EMBEDDED, PAIRS, Pair, check_name, device, dtype, load_pair
 from specnb.models.windows import Window
-
-__all__ = [
-    "EMBEDDED", "PAIRS", "Graphs", "PackedLinear", "Pair", "Window", "check_name", "device", "dtype", "files",
-    "load_pair", "pack", "prompts", "provenance",
-]  # fmt: skip

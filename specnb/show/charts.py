@@ -1,83 +1,21 @@
-"""Figures: data in, Axes out; one look and one colour code for all notebooks. Nothing here shows a figure.
-
-Trees are drawn in ``tree_figure`` and offered here as well.
-"""
+"""Charts into Axes: who sees whom, a text with its origins, ranked bars, intervals, trends, reliability."""
 
 import html
-import io
 import math
-import os
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from specnb import assets, masks, metrics
+from specnb import masks
 from specnb.decode import Step
+from specnb.show.look import COLOURS, INK, KINDS, LOOKS, TEXT_STYLE, kinds, light
+from specnb.show.trees import Labels, clip, drawable, label_tokens, next_kind, points
 from specnb.tree import TokenTree
-from specnb.tree_figure import (
-    COLOURS,
-    INK,
-    LOOKS,
-    Labels,
-    clip,
-    draw_tree,
-    drawable,
-    label_tokens,
-    legend,
-    light,
-    next_kind,
-    points,
-    score_notes,
-    tree_table,
-)
-
-__all__ = ["COLOURS", "INK", "LOOKS", "draw_tree", "drawable", "legend", "score_notes", "tree_table"]
-
-TEXT_STYLE = "font-size:17px;line-height:1.8;white-space:pre-wrap;max-width:1100px"
-HATCH = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}
-PHASES = {
-    "draft": ("#CCBB44", "//"),
-    "target": ("#66CCEE", ""),
-    "verify": ("#555555", ".."),
-    "commit": ("#DDDDDD", ""),
-}
-KINDS = (("#4477AA", ""), ("#CCBB44", "//"), ("#AA3377", ".."), ("#66CCEE", "xx"), ("#BBBBBB", ""))
-STYLE = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 13,
-    "axes.titlesize": 14,
-    "axes.labelsize": 13,
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "legend.fontsize": 12,
-    "legend.frameon": False,
-    "figure.figsize": (9.0, 4.5),
-    "figure.dpi": 100,
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": False,
-    "hatch.linewidth": 0.6,
-    "axes.prop_cycle": cycler(color=["#4477AA", "#CCBB44", "#66CCEE", "#AA3377", "#228833", "#EE6677"]),
-}
-
-
-def use_style() -> None:
-    """One look for all notebooks: readable on a projector, white, no frame lines that carry nothing."""
-    plt.rcParams.update(STYLE)
-
-
-# ---- masks, time, text, lengths -------------------------------------------------------------------------
 
 
 def draw_mask(tree: TokenTree, prefix_length: int = 0, *, labels: Labels = None, ax: Axes | None = None) -> Axes:
@@ -113,51 +51,6 @@ def draw_mask(tree: TokenTree, prefix_length: int = 0, *, labels: Labels = None,
     return ax
 
 
-def timeline_table(steps: Sequence[Step]) -> pd.DataFrame:
-    """One row per step: step, draft, target, verify, commit (ms), tokens committed."""
-    rows = [{phase: 1000 * step.seconds.get(phase, 0.0) for phase in PHASES} for step in steps]
-    table = pd.DataFrame(rows, columns=list(PHASES))
-    table.insert(0, "step", [step.index for step in steps])
-    return table.assign(tokens=[len(step.tokens) for step in steps])
-
-
-def draw_timeline(steps: Sequence[Step], *, ax: Axes | None = None) -> Axes:
-    """A bar of milliseconds per step, split by phase, with the number of committed tokens at its end.
-
-    Up to about 40 steps stay readable. The first step of a generation holds the prefill.
-    """
-    table = timeline_table(steps)
-    if ax is None:
-        _, ax = plt.subplots(figsize=(9, min(max(0.28 * len(table), 1.5), 6.2) + 1), layout="constrained")
-    end, rows = np.zeros(len(table)), np.arange(len(table))
-    for phase, (colour, hatch) in PHASES.items():
-        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0}
-        bars = ax.barh(rows, table[phase], 0.75, end, label=phase, **look)
-        end += table[phase].to_numpy()
-    font = min(12, 400 / max(len(table), 1))
-    ax.bar_label(bars, [f"+{tokens}" for tokens in table["tokens"]], padding=4, fontsize=font)
-    every = -(-len(table) // 20)
-    ax.set_yticks(rows[::every], table["step"][::every])
-    ax.set(ylabel="step", xlabel="milliseconds (at the end of each bar: tokens committed)")
-    ax.set_ylim(len(table) - 0.4, -0.6)
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
-    return ax
-
-
-def draw_lengths(steps: Sequence[Step], *, ax: Axes | None = None) -> Axes:
-    """Histogram of accepted draft tokens per step, with their mean τ − 1."""
-    counts = metrics.histogram(steps)
-    if ax is None:
-        _, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    ax.bar(counts.index, counts, color=light(COLOURS["accepted"]), edgecolor=COLOURS["accepted"], lw=1.5)
-    tau = metrics.tau(steps)
-    ax.axvline(tau - 1, color=INK, ls="--", label=f"mean {tau - 1:.2f}, so τ = {tau:.2f}")
-    ax.set_xticks(range(counts.index.max() + 1))
-    ax.set(xlabel="accepted draft tokens in a step", ylabel="steps")
-    ax.legend()
-    return ax
-
-
 def token_html(piece: str, state: str) -> str:
     """One token as HTML, tinted and underlined by its state. piece: as from ``Pair.pieces``."""
     look, tint = LOOKS[state], "#" + "".join(f"{round(255 * c):02x}" for c in light(LOOKS[state].colour))
@@ -178,61 +71,6 @@ def draw_text(steps: Sequence[Step], pieces: Callable[[Sequence[int]], Sequence[
     key = " ".join(token_html(state, state) for state in ("accepted", "bonus", "recovered"))
     bar = '<span style="color:#999">|</span>'
     return f'<div style="{TEXT_STYLE}"><div style="font-size:14px">{key}</div>{bar.join(parts)}</div>'
-
-
-# ---- files ----------------------------------------------------------------------------------------------
-
-
-def save(drawn: Axes | Figure, name: str, data: pd.DataFrame | pd.Series) -> Path:
-    """Write figures/NAME.png and the numbers it was drawn from, figures/NAME.csv; the same bytes each time.
-
-    An index other than 0, 1, … is written too. Returns the PNG's path. ValueError on a name with a folder.
-    """
-    if Path(name).name != name:
-        raise ValueError(f"name must be a plain file name without a folder, got {name!r}")
-    figure = drawn if isinstance(drawn, Figure) else drawn.figure
-    index = not isinstance(data.index, pd.RangeIndex)
-    csv = data.to_csv(index=index, float_format="%.6g", lineterminator="\n")
-    assets.FIGURES.mkdir(exist_ok=True)
-    _write(assets.FIGURES / f"{name}.csv", csv.encode())
-    return _write(assets.FIGURES / f"{name}.png", _encode(figure, dpi=110, bbox_inches="tight"))
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as PNG, at its own size; closes it."""
-    data = _encode(figure, dpi=figure.dpi)
-    plt.close(figure)
-    return data
-
-
-def _encode(figure: Figure, **options) -> bytes:
-    buffer = io.BytesIO()
-    # Software would write matplotlib's version, and so change the file without a change of the picture.
-    figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
-    return buffer.getvalue()
-
-
-def _write(path: Path, data: bytes) -> Path:
-    """Write a file that is either complete or not there."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="part-") as folder:
-        part = Path(folder) / path.name
-        part.write_bytes(data)
-        os.replace(part, path)
-    return path
-
-
-def look(name: str) -> dict:
-    """How p and q are drawn: bar arguments."""
-    colour, hatch = HATCH[name]
-    return {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}
-
-
-def kinds(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
-    """Colour, hatch and marker of up to five kinds, in the order of their first mention; ValueError for more."""
-    names = list(dict.fromkeys(names))
-    if len(names) > len(KINDS):
-        raise ValueError(f"a figure tells {len(KINDS)} kinds apart, got {len(names)}: {', '.join(map(str, names))}")
-    return {name: (*look, marker) for name, look, marker in zip(names, KINDS, "os^Dv", strict=False)}
 
 
 def ranked(table: pd.DataFrame, value: str, label: str, kind: str | None = None, *, ax: Axes | None = None) -> Axes:

@@ -1,11 +1,6 @@
-"""Token trees as pictures: a table of nodes with their states and places, and its drawing.
-
-accepted green, rejected red, recovered blue, bonus purple, unvisited and auxiliary grey; marker, edge and
-underline styles say the same without colour.
-"""
+"""Token trees as pictures: a table of nodes with their states and places, and its drawing."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import matplotlib.pyplot as plt
@@ -14,49 +9,19 @@ import pandas as pd
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
-from matplotlib.colors import to_rgb
-from matplotlib.path import Path as Outline
 from torch import Tensor
 
-from specnb.tree import Draft
-from specnb.verifiers import Trial, Verdict
+from specnb.show.look import INK, LOOKS, Look, light
+from specnb.tree import Draft, Trial, Verdict
 
-INK = "#222222"
-TICK = Outline([(-0.9, 0.0), (-0.25, -0.7), (0.95, 0.75)])
-CROSS = Outline([(-1, -1), (1, 1), (-1, 1), (1, -1)], [1, 2, 1, 2])  # move, line, move, line
 Labels = Callable[[Sequence[int]], Sequence[str]] | Sequence[str] | None  # e.g. Pair.pieces
 
 
-@dataclass(frozen=True)
-class Look:
-    """How one state looks: node (marker, outline, a sign inside), edge to the parent, text underline."""
-
-    colour: str
-    marker: str = "o"
-    outline: str = "-"
-    sign: Outline | None = None
-    scale: float = 1.0  # of the marker
-    edge: str = "-"
-    width: float = 1.2  # of the edge, points
-    underline: str = "solid"
-
-
-# Hues of Paul Tol's "bright" scheme, made for colour-blind readers; the greys are darker than his.
-LOOKS = {
-    "root": Look(INK, scale=0.8),
-    "accepted": Look("#228833", sign=TICK, width=5, underline="3px solid"),
-    "rejected": Look("#EE6677", "s", sign=CROSS, scale=0.9, edge="--", width=1.6),
-    "recovered": Look("#4477AA", "D", scale=0.85, width=2.5, underline="3px dashed"),
-    "bonus": Look("#AA3377", "*", scale=1.45, width=2.5, underline="5px double"),
-    "unvisited": Look("#8A8A8A", outline="--"),
-    "auxiliary": Look("#8A8A8A", outline=":", scale=0.55, edge=":"),
-}
 PLACES = {
     "under": {"ha": "center", "va": "top", "linespacing": 1.05},
     "side": {"ha": "left", "va": "center_baseline"},
     "turned": {"ha": "center", "va": "top", "rotation": 90},
 }
-COLOURS = {state: look.colour for state, look in LOOKS.items()}
 
 
 def tree_table(
@@ -275,10 +240,6 @@ def _note(**values: float) -> list[str]:
 
 def clip(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
-
-
-def light(colour: str) -> tuple[float, ...]:
-    return tuple(0.8 + 0.2 * c for c in to_rgb(colour))
 
 
 @cache

@@ -15,6 +15,8 @@ from specnb import heads, models
 from specnb.models import provenance
 from specnb.training import corpus, loop, openings, runs, writing
 
+COMMANDS = ("corpus", "held-out", "train", "report", "ranks")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(

@@ -14,8 +14,3 @@ from specnb.verifiers.top_down import by_draw, greedy, one_hot, rrs, rrsw, sampl
 BY_NAME: dict[str, Verifier] = {
     f.__name__: f for f in (greedy, sample_and_match, one_hot, rrs, rrsw, token_level, by_draw, block, traversal)
 }
-
-__all__ = [
-    "BY_NAME", "Trial", "Verdict", "Verifier", "block", "by_draw", "chances", "greedy", "one_hot", "rrs", "rrsw",
-    "sample_and_match", "token_level", "traversal", "without",
-]  # fmt: skip

@@ -1,0 +1,26 @@
+"""What notebooks show: trees, masks, texts and charts, a stepper and explorers to drag, source code, paper tables.
+
+``look`` has colours, style and files; ``trees`` and ``charts`` draw into Axes; ``stepper`` replays a generation;
+``explorers``, ``laws`` and ``growing`` are the other widgets, over one
+``explorer(controls, render)``; ``source`` displays an algorithm;
+``paper`` reads the papers' published numbers. Nothing here shows a figure by itself, and no room imports this one.
+"""
+
+from specnb.show import paper
+from specnb.show.charts import draw_mask, draw_reliability, draw_text, intervals, kinds, ranked, trend
+from specnb.show.explorers import (
+    explorer,
+    growth_explorer,
+    race_explorer,
+    reliability_explorer,
+    sweep_explorer,
+    threshold_explorer,
+    whatif_explorer,
+    whatif_speed_ups,
+)
+from specnb.show.growing import growing_explorer, record_frames
+from specnb.show.laws import acceptance_explorer, law_explorer
+from specnb.show.look import COLOURS, INK, LOOKS, save, use_style
+from specnb.show.source import source
+from specnb.show.stepper import stepper
+from specnb.show.trees import draw_tree, legend, score_notes, tree_table

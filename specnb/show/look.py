@@ -1,0 +1,125 @@
+"""One look for all figures: colours of states and kinds, style, and files with the same bytes at every run.
+
+Accepted green, rejected red, recovered blue, bonus purple, unvisited and auxiliary grey; marker, edge and underline
+styles say the same without colour.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.path import Path as Outline
+
+from specnb.models import files
+
+INK = "#222222"
+TICK = Outline([(-0.9, 0.0), (-0.25, -0.7), (0.95, 0.75)])
+CROSS = Outline([(-1, -1), (1, 1), (-1, 1), (1, -1)], [1, 2, 1, 2])  # move, line, move, line
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one state looks: node (marker, outline, a sign inside), edge to the parent, text underline."""
+
+    colour: str
+    marker: str = "o"
+    outline: str = "-"
+    sign: Outline | None = None
+    scale: float = 1.0  # of the marker
+    edge: str = "-"
+    width: float = 1.2  # of the edge, points
+    underline: str = "solid"
+
+
+# Hues of Paul Tol's "bright" scheme, made for colour-blind readers; the greys are darker than his.
+LOOKS = {
+    "root": Look(INK, scale=0.8),
+    "accepted": Look("#228833", sign=TICK, width=5, underline="3px solid"),
+    "rejected": Look("#EE6677", "s", sign=CROSS, scale=0.9, edge="--", width=1.6),
+    "recovered": Look("#4477AA", "D", scale=0.85, width=2.5, underline="3px dashed"),
+    "bonus": Look("#AA3377", "*", scale=1.45, width=2.5, underline="5px double"),
+    "unvisited": Look("#8A8A8A", outline="--"),
+    "auxiliary": Look("#8A8A8A", outline=":", scale=0.55, edge=":"),
+}
+COLOURS = {state: look.colour for state, look in LOOKS.items()}
+TEXT_STYLE = "font-size:17px;line-height:1.8;white-space:pre-wrap;max-width:1100px"
+HATCH = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}
+KINDS = (("#4477AA", ""), ("#CCBB44", "//"), ("#AA3377", ".."), ("#66CCEE", "xx"), ("#BBBBBB", ""))
+STYLE = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 13,
+    "axes.titlesize": 14,
+    "axes.labelsize": 13,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+    "legend.fontsize": 12,
+    "legend.frameon": False,
+    "figure.figsize": (9.0, 4.5),
+    "figure.dpi": 100,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "hatch.linewidth": 0.6,
+    "axes.prop_cycle": cycler(color=["#4477AA", "#CCBB44", "#66CCEE", "#AA3377", "#228833", "#EE6677"]),
+}
+
+
+def use_style() -> None:
+    """One look for all notebooks: readable on a projector, white, no frame lines that carry nothing."""
+    plt.rcParams.update(STYLE)
+
+
+def light(colour: str) -> tuple[float, ...]:
+    return tuple(0.8 + 0.2 * c for c in to_rgb(colour))
+
+
+def bars(name: str) -> dict:
+    """How p and q are drawn: bar arguments."""
+    colour, hatch = HATCH[name]
+    return {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}
+
+
+def kinds(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """Colour, hatch and marker of up to five kinds, in the order of their first mention; ValueError for more."""
+    names = list(dict.fromkeys(names))
+    if len(names) > len(KINDS):
+        raise ValueError(f"a figure tells {len(KINDS)} kinds apart, got {len(names)}: {', '.join(map(str, names))}")
+    return {name: (*kind, marker) for name, kind, marker in zip(names, KINDS, "os^Dv", strict=False)}
+
+
+def save(drawn: Axes | Figure, name: str, data: pd.DataFrame | pd.Series) -> Path:
+    """Write figures/NAME.png and the numbers it was drawn from, figures/NAME.csv; the same bytes each time.
+
+    An index other than 0, 1, … is written too. Returns the PNG's path. ValueError on a name with a folder.
+    """
+    if Path(name).name != name:
+        raise ValueError(f"name must be a plain file name without a folder, got {name!r}")
+    figure = drawn if isinstance(drawn, Figure) else drawn.figure
+    index = not isinstance(data.index, pd.RangeIndex)
+    csv = data.to_csv(index=index, float_format="%.6g", lineterminator="\n")
+    path = files.FIGURES / f"{name}.png"
+    files.write_all({path.with_suffix(".csv"): csv, path: _encode(figure, dpi=110, bbox_inches="tight")})
+    return path
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG, at its own size; closes it."""
+    data = _encode(figure, dpi=figure.dpi)
+    plt.close(figure)
+    return data
+
+
+def _encode(figure: Figure, **options) -> bytes:
+    buffer = io.BytesIO()
+    # Software would write matplotlib's version, and so change the file without a change of the picture.
+    figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
+    return buffer.getvalue()

@@ -1,0 +1,111 @@
+"""The committed heads: sizes, cards, and that each drafts losslessly, as trained, and as well as recorded."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from tiny import tau
+from tiny_heads import Compared
+
+from specnb import growth, heads, verifiers
+from specnb.decode import decode
+from specnb.drafters import TreeDrafter
+from specnb.models import files, prompts
+from specnb.target import Target
+from specnb.training import evaluation, runs
+
+NAMES = ("vdm", "medusa", "eagle", "hass", "talf", "edd")
+MB = 1_000_000
+NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
+REPORT = files.DATA / "results" / "heads_held_out.csv"
+
+
+def test_sizes():
+    """9 MB a head (a vdm of two layers: 16), 50 MB in all."""
+    sizes = {path.stem: path.stat().st_size for path in heads.FOLDER.glob("*.safetensors")}
+    assert set(NAMES) <= sizes.keys()
+    assert all(size < (16 if name == "vdm" else 9) * MB for name, size in sizes.items())
+    assert sum(sizes.values()) < 50 * MB
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cards_say_where_a_head_comes_from(name):
+    card = json.loads((heads.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    assert {"data", "steps", "best", "held_out", "device", "torch", "transformers", "command", "date"} <= card.keys()
+    curve = pd.read_csv(heads.FOLDER / f"{name}.csv")
+    assert curve["step"].iloc[-1] == card["steps"]
+    assert curve["validation_loss"].min() == pytest.approx(card["best"]["validation_loss"], rel=1e-3)
+    recorded = pd.read_csv(REPORT).query("head == @name and set == 'all'").iloc[0]
+    assert card["held_out"] == pytest.approx({key: recorded[key] for key in card["held_out"]})
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", NAMES)
+def test_text_is_the_targets_and_drafting_is_as_trained(name, smollm2):
+    """Float32, two prompts: greedy text as generate writes it, every expanded node within 1e-4 of the training pass."""
+    model, parts = smollm2.target, heads.load(name, smollm2.target)
+    texts = prompts.own().groupby("task").head(1)["text"].iloc[:2]
+    for i, ids in enumerate(map(smollm2.encode, texts)):
+        compared = Compared(heads.draft_model(*parts), parts, model)
+        shape = growth.chain(4) if i else growth.kary(2, 2)
+        generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=12)
+        plain = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
+        ours = list(generation.tokens)
+        if ours != plain:
+            at = next(k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b)
+            with torch.no_grad():
+                best = model(torch.tensor([[*ids, *plain[:at]]])).logits[0, -1].topk(2).values
+            assert best[0] - best[1] < NEAR_TIE
+        assert compared.nodes > 10
+        assert compared.worst < 1e-4
+
+
+@pytest.mark.model
+def test_vdm_assists_transformers_generate(smollm2):
+    """The vdm as a plain transformers model is a valid assistant: same greedy text, fewer target calls than tokens."""
+    model = smollm2.target
+    assistant = heads.as_causal_lm(*heads.load("vdm", model))
+    assistant.generation_config.update(eos_token_id=model.generation_config.eos_token_id)
+    ids = torch.tensor([smollm2.encode(prompts.own()["text"].iloc[0])])
+    calls = []
+    hook = model.register_forward_hook(lambda *_: calls.append(1))
+    assisted = model.generate(ids, assistant_model=assistant, max_new_tokens=24, do_sample=False)
+    hook.remove()
+    plain = model.generate(ids, max_new_tokens=24, do_sample=False)
+    assert assisted.tolist() == plain.tolist()
+    assert len(calls) < 24
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["vdm", "medusa", "eagle", "edd"])
+def test_replay_predicts_real_chains(name, smollm2):
+    """Held-out τ is computed by replay: on two prompts it is what decoding with chains of five really gives."""
+    model = smollm2.target
+    head, spec, frozen = parts = heads.load(name, model)
+    drafter = TreeDrafter(heads.draft_model(*parts), growth.chain(5))
+    texts = prompts.own().groupby("task").head(1)["text"].iloc[2:4]
+    generations, dialogues = [], []
+    for text in texts:
+        ids = smollm2.encode(text)
+        generations.append(decode(Target(model), drafter, verifiers.greedy, ids, max_new_tokens=24))
+        dialogues.append((ids, tuple(generations[-1].tokens)))
+    data = runs.features.compute(smollm2, frozen, dialogues, [spec.hidden_layer] if spec.hidden_layer else [])
+    replayed = dict(evaluation.by_dialogue(head, spec, frozen, data))
+    steps = [evaluation.steps_of(replayed[i]) for i in range(2)]
+    real = [[len(step.verdict.path) for step in generation.steps] for generation in generations]
+    assert sum(map(len, steps)) == pytest.approx(sum(map(len, real)), abs=2)  # states are kept in bf16 for replay
+    assert tau([step for generation in generations for step in generation.steps]) > 1.2
+
+
+# (agreement at depth 1, τ of chains of five) below which a retrained head is a step back. The aims were .55 and 2.0,
+# and .40 for the vdm.
+FLOORS = {"vdm": (0.52, 2.00), "eagle": (0.63, 2.02), "hass": (0.62, 2.20), "talf": (0.61, 2.12), "edd": (0.55, 2.02)}
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_heads_are_no_worse_than_they_were(name):
+    recorded = pd.read_csv(REPORT).query("head == @name and set == 'all'").iloc[0]
+    agreement, length = FLOORS[name]
+    assert recorded["depth1"] >= agreement
+    assert recorded["tau"] >= length

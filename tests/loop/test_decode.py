@@ -1,0 +1,283 @@
+"""The loop end to end: same text as transformers' generate, its edges, its trace, its door in transformers."""
+
+import pytest
+import torch
+from tiny import VOCABULARY, llama, tau
+from transformers import GenerationConfig
+
+from specnb import growth, verifiers
+from specnb.decode import PlainDrafter, decode, steps
+from specnb.drafters import CausalLMDraft, NgramDrafter, Tempered, TreeDrafter
+from specnb.hf import speculative
+from specnb.models import prompts
+from specnb.target import Target
+from specnb.tree import Drawn
+
+TARGET, OTHER = llama(0), llama(1)
+
+
+def reference(model, prompt, n, **options):
+    ids = torch.tensor([prompt])
+    options = {"do_sample": False, "max_new_tokens": n, **options}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
+
+
+def own_draft(model, shape, drawn=Drawn.POINT):
+    return TreeDrafter(CausalLMDraft(model), shape, drawn)
+
+
+DRAFTERS = {
+    "plain": PlainDrafter,
+    "ngram": NgramDrafter,
+    "chain": lambda: own_draft(OTHER, growth.chain(4)),
+    "binary": lambda: own_draft(OTHER, growth.kary(2, 3)),
+    "eagle_25": lambda: own_draft(OTHER, growth.EAGLE_25),
+    "medusa_63": lambda: own_draft(OTHER, growth.MEDUSA_63),
+    "swor": lambda: own_draft(OTHER, growth.kary(2, 2), Drawn.SWOR),
+    "self": lambda: own_draft(TARGET, growth.kary(3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("verifier", ["greedy", "one_hot", "by_draw", "sample_and_match"])
+def test_greedy_text_is_generates(name, verifier):
+    for prompt in ([7], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]):
+        out = decode(Target(TARGET), DRAFTERS[name](), verifiers.BY_NAME[verifier], prompt, max_new_tokens=40)
+        assert list(out.tokens) == reference(TARGET, prompt, 40)
+        assert out.finish == "length"
+
+
+def test_the_target_as_its_own_draft_accepts_everything():
+    for gamma in (1, 3, 6):
+        n = 5 * (gamma + 1)
+        out = decode(Target(TARGET), own_draft(TARGET, growth.chain(gamma)), verifiers.greedy, [5, 6], max_new_tokens=n)
+        assert tau(out.steps) == gamma + 1
+        sampled = own_draft(TARGET, growth.chain(gamma), Drawn.IID)
+        out = decode(Target(TARGET), sampled, verifiers.rrs, [5, 6], max_new_tokens=n, temperature=1.0)
+        assert tau(out.steps) > 0.9 * (gamma + 1)  # q/p differ by rounding only
+
+
+def test_eos_ends_the_text_inside_a_step():
+    text = reference(TARGET, [7, 8], 30)
+    eos = text[11]
+    first = text.index(eos)
+    for name in ("self", "ngram", "plain"):
+        out = decode(Target(TARGET), DRAFTERS[name](), verifiers.greedy, [7, 8], max_new_tokens=30, eos=[eos])
+        assert list(out.tokens) == text[: first + 1]
+        assert out.finish == "eos"
+        assert sum(len(step.tokens) for step in out.steps) == first + 1
+    out = decode(Target(TARGET), DRAFTERS["self"](), verifiers.greedy, [7, 8], max_new_tokens=30, eos=())
+    assert list(out.tokens) == text
+
+
+def test_eos_is_taken_from_the_generation_config():
+    model = llama(0)
+    text = reference(model, [7, 8], 30)
+    model.generation_config = GenerationConfig(eos_token_id=[text[9], 49])
+    out = decode(Target(model), NgramDrafter(), verifiers.greedy, [7, 8], max_new_tokens=30)
+    assert list(out.tokens) == reference(model, [7, 8], 30)
+    assert out.finish == "eos"
+
+
+def test_every_length_up_to_the_context_is_reached_exactly():
+    for n in (1, 2, 3, 17, 126):
+        out = decode(Target(TARGET), DRAFTERS["self"](), verifiers.greedy, [1, 2], max_new_tokens=n, eos=())
+        assert len(out.tokens) == n
+
+
+def test_trace_full_light_none():
+    run = lambda trace: decode(  # noqa: E731
+        Target(TARGET),
+        DRAFTERS["swor"](),
+        verifiers.rrsw,
+        [1, 2, 3],
+        max_new_tokens=12,
+        temperature=1.0,
+        seed=3,
+        trace=trace,
+    )
+    full, light, none = map(run, ("full", "light", "none"))
+    assert full.tokens == light.tokens == none.tokens
+    assert none.steps == ()
+    for a, b in zip(full.steps, light.steps, strict=True):
+        assert a.p.shape == (len(a.draft.tree), VOCABULARY)
+        if len(a.draft.tree) > 1:
+            assert a.draft.q.shape == (len(a.draft.tree), VOCABULARY)
+        assert b.p is None
+        assert b.draft.q is None
+        assert a.draft.tree.token_list == b.draft.tree.token_list
+        assert a.verdict == b.verdict
+        assert len(a.uniforms) == len(a.verdict.trials)
+        assert all((u < t.probability) == t.accepted for u, t in zip(a.uniforms, a.verdict.trials, strict=True))
+        assert set(a.seconds) == {"draft", "target", "verify", "commit"}
+    starts = [step.start for step in full.steps]
+    assert starts == [3 + sum(len(s.tokens) for s in full.steps[:i]) for i in range(len(full.steps))]
+    with pytest.raises(ValueError, match="trace must be"):
+        run("everything")
+
+
+def test_same_seed_same_text_other_seed_other_text():
+    texts = [
+        decode(Target(TARGET), DRAFTERS["swor"](), verifiers.rrsw, [1], max_new_tokens=20, temperature=1, seed=s)
+        for s in (1, 1, 2)
+    ]
+    assert texts[0].tokens == texts[1].tokens != texts[2].tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": []}, "the prompt is empty"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"temperature": -0.5}, "temperature must be at least 0"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\]"),
+        ({"prompt": [1] * 130}, "a prompt of 130 tokens and max_new_tokens=5 exceed the context of 128"),
+        ({"prompt": [1, 99]}, "token id 99 is outside the model's vocabulary of 50"),
+    ],
+)
+def test_bad_input(options, message):
+    options = {"prompt": [1, 2], "max_new_tokens": 5, **options}
+    with pytest.raises(ValueError, match=message):
+        list(steps(Target(TARGET), PlainDrafter(), verifiers.greedy, options.pop("prompt"), **options))
+
+
+def test_a_draft_model_with_a_smaller_context_says_so():
+    small = own_draft(llama(1, max_position_embeddings=16), growth.chain(4))
+    with pytest.raises(ValueError, match="the draft model's context of 16 is full"):
+        decode(Target(TARGET), small, verifiers.greedy, [1, 2, 3], max_new_tokens=40)
+
+
+def test_draft_logits_equal_plain_forwards():
+    """CausalLMDraft's cached, batched frontier = one plain forward per node, through several steps."""
+    model, prefix = OTHER, [3, 1, 4, 1, 5]
+    draft = CausalLMDraft(model)
+    draft.begin(prefix, {})
+    for path_pick in (3, 0, 5):
+        grower = TreeDrafter(draft, growth.kary(2, 3))
+        grower.root = prefix[-1]
+        grower.warp = lambda logits: logits.softmax(-1)
+        seen = []
+        expand = draft.expand
+        draft.expand = lambda tree, nodes, f=expand, seen=seen: (
+            seen.append((tree, nodes, f(tree, nodes))) or seen[-1][2]
+        )
+        tree = grower.propose(None, 3).tree
+        draft.expand = expand
+        for partial, nodes, logits in seen:
+            for node, row in zip(nodes, logits, strict=True):
+                with torch.no_grad():
+                    plain = model(torch.tensor([[*prefix, *partial.path_tokens(node)]])).logits[0, -1]
+                torch.testing.assert_close(row, plain, atol=1e-5, rtol=1e-5)
+        path = tree.path(path_pick)
+        draft.commit(tree, path, 42, {})
+        prefix += [*(tree.token_list[node] for node in path), 42]
+
+
+# ---- transformers' own door -------------------------------------------------------------------------------
+
+
+def test_custom_generate_greedy_streams_and_stops():
+    ids = torch.tensor([[7, 8, 9]])
+    text = reference(TARGET, [7, 8, 9], 20)
+
+    class Recorder:
+        def __init__(self):
+            self.seen, self.ended = [], False
+
+        def put(self, value):
+            self.seen += value.flatten().tolist()
+
+        def end(self):
+            self.ended = True
+
+    streamer = Recorder()
+
+    out = TARGET.generate(
+        ids,
+        custom_generate=speculative(NgramDrafter(), verifiers.by_draw, streamer=streamer),
+        do_sample=False,
+        max_new_tokens=20,
+    )
+    assert out[0, 3:].tolist() == text
+    assert streamer.seen == [7, 8, 9, *text]
+    assert streamer.ended
+    eos = text[10]
+    out = TARGET.generate(
+        ids,
+        custom_generate=speculative(NgramDrafter(), verifiers.by_draw),
+        do_sample=False,
+        max_new_tokens=20,
+        eos_token_id=eos,
+    )
+    assert out[0, 3:].tolist() == text[: text.index(eos) + 1]
+    out = TARGET.generate(
+        ids,
+        custom_generate=speculative(NgramDrafter(), verifiers.by_draw),
+        do_sample=False,
+        max_new_tokens=20,
+        return_dict_in_generate=True,
+    )
+    assert out.sequences[0, 3:].tolist() == text
+
+
+def test_custom_generate_samples_with_torchs_seed_and_the_configs_warp():
+    ids = torch.tensor([[7, 8, 9]])
+
+    def run(seed, **options):
+        torch.manual_seed(seed)
+        options = {
+            "do_sample": True,
+            "max_new_tokens": 15,
+            "custom_generate": speculative(NgramDrafter(), verifiers.by_draw),
+            **options,
+        }
+        return TARGET.generate(ids, **options)[0].tolist()
+
+    assert run(1) == run(1) != run(2)
+    assert run(1, top_k=1)[3:] == reference(TARGET, [7, 8, 9], 15)  # top-k 1 leaves only the argmax
+    assert run(1, temperature=1e-4)[3:] == reference(TARGET, [7, 8, 9], 15)
+
+
+def test_custom_generate_refuses_what_it_cannot_do_exactly():
+    one = speculative(NgramDrafter(), verifiers.by_draw)
+    with pytest.raises(ValueError, match="one text at a time, got 2"):
+        TARGET.generate(torch.tensor([[1, 2], [3, 4]]), custom_generate=one, max_new_tokens=5)
+    with pytest.raises(ValueError, match="RepetitionPenalty"):
+        TARGET.generate(torch.tensor([[1, 2]]), custom_generate=one, max_new_tokens=5, repetition_penalty=1.3)
+    with pytest.raises(ValueError, match="padded"):
+        TARGET.generate(
+            torch.tensor([[0, 1, 2]]),
+            attention_mask=torch.tensor([[0, 1, 1]]),
+            custom_generate=one,
+            max_new_tokens=5,
+        )
+
+
+# ---- the real model ---------------------------------------------------------------------------------------
+
+
+def test_a_tempered_draft_ranks_alike_and_promises_less():
+    """Same tree of ranks and the same text; its path probabilities are those of the softmax at that temperature."""
+    drafts = (Tempered(CausalLMDraft(OTHER), 2.0), CausalLMDraft(OTHER))
+    runs = [
+        decode(Target(TARGET), TreeDrafter(draft, growth.kary(2, 2)), verifiers.greedy, [5, 9, 2], max_new_tokens=12)
+        for draft in drafts
+    ]
+    assert runs[0].tokens == runs[1].tokens
+    first, second = (run.steps[0].draft for run in runs)
+    assert first.tree.token_list == second.tree.token_list
+    logits = OTHER(torch.tensor([[5, 9, 2]])).logits[0, -1].detach()
+    assert first.scores[1] == pytest.approx(float(torch.softmax(logits / 2, -1).max()), rel=1e-5)
+    assert second.scores[1] == pytest.approx(float(torch.softmax(logits, -1).max()), rel=1e-5)
+    assert second.scores[1] > first.scores[1] + 0.01
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
+        Tempered(CausalLMDraft(OTHER), 0)
+
+
+@pytest.mark.model
+def test_the_target_as_its_own_draft_accepts_everything_on_the_real_model(smollm2):
+    for text in prompts.own().groupby("task").head(1)["text"][::2]:
+        drafter = own_draft(smollm2.target, growth.chain(7))
+        out = decode(Target(smollm2.target), drafter, verifiers.greedy, smollm2.encode(text), max_new_tokens=24)
+        full = [step for step in out.steps if step.finish is None]
+        assert all(len(step.verdict.path) == 7 for step in full)  # τ = depth + 1 exactly

@@ -1,0 +1,77 @@
+"""Packed weights: the same bits, in the model and in a head; refused where they cannot be."""
+
+import pytest
+import torch
+from tiny import llama
+from torch import nn
+
+from specnb import heads, models
+from specnb.models import packing, provenance
+from specnb.target import Target
+from specnb.tree import TokenTree
+
+needed = pytest.mark.skipif(not packing.possible(), reason="this CPU has no bfloat16 matrix kernels to pack for")
+
+
+@needed
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 16, 33])
+def test_a_packed_layer_says_the_same_bits(bias, rows):
+    torch.manual_seed(rows)
+    layer = nn.Linear(48, 40, bias=bias, dtype=torch.bfloat16)
+    x = torch.randn(1, rows, 48, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(packing.PackedLinear(layer)(x), layer(x))
+        other = nn.Linear(48, 40, bias=bias, dtype=torch.bfloat16)
+        assert not torch.equal(packing.PackedLinear(other)(x), layer(x))
+
+
+@needed
+def test_packing_twice_is_packing_once_and_the_name_of_the_weights_stays():
+    model = llama(0).to(torch.bfloat16)
+    name, state = heads.fingerprint(model), set(model.state_dict())
+    assert packing.pack(model) is model
+    first = model.lm_head
+    packing.pack(model)
+    assert model.lm_head is first
+    assert not [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert (heads.fingerprint(model), set(model.state_dict())) == (name, state)
+
+
+@needed
+@pytest.mark.model
+def test_the_real_model_and_its_heads_say_the_same_bits():
+    plain, packed = (models.load_pair(dtype="bfloat16", packed=flag) for flag in (False, True))
+    prompt = plain.encode("Name three rivers.")
+    tree = TokenTree([prompt[-1], *range(1000, 1008)], [-1, 0, 0, 1, 1, 2, 3, 3, 6])
+    said, drafted = [], []
+    for pair in (plain, packed):
+        drafts = [heads.load_draft(name, pair.target) for name in ("talf", "vdm")]
+        target = Target(pair.target, hidden_layers=drafts[0].hidden_layers)
+        hidden = target.prefill(prompt[:-1])
+        said.append(target.forward(tree).logits)
+        for draft in drafts:
+            draft.begin(prompt, hidden)
+            drafted.append(draft.expand(tree, [0]))
+    assert torch.equal(*said)
+    assert torch.equal(drafted[0], drafted[2])
+    assert torch.equal(drafted[1], drafted[3])
+
+
+def test_what_cannot_be_packed_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match=r"only bfloat16 weights on the CPU can be packed, got torch\.float32 on cpu"):
+        packing.pack(llama(0))
+    monkeypatch.setattr(packing, "possible", lambda: False)
+    with pytest.raises(ValueError, match="no bfloat16 matrix kernels"):
+        packing.pack(llama(0).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("kernels", "word"), [(True, "with bfloat16"), (False, "without bfloat16")])
+def test_provenance_names_the_processor_and_its_kernels(kernels, word, monkeypatch, tmp_path):
+    monkeypatch.setattr(packing, "possible", lambda: kernels)
+    monkeypatch.setattr(provenance, "CPU", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n\nmodel name\t: Some CPU\n")
+    found = provenance.facts("none")["processor"]
+    assert found == f"Some CPU @ 3 GHz, {torch.backends.cpu.get_cpu_capability()} {word}"
+    (tmp_path / "cpuinfo").unlink()
+    assert provenance.facts("none")["processor"].endswith(word)

@@ -1,0 +1,298 @@
+"""Loading pairs: folders, dtypes, shared tokenizers; text to ids and back."""
+
+import ast
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers import models as vocabularies
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from specnb import models
+from specnb.models import pairs
+
+TEMPLATE = (
+    "{% for turn in messages %}<user>{{ turn['content'] }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "In 2024 about 1,234,567.89 people paid 3e-4 each; 007 did not.",
+    "def f(x):\n    return {'a': [x ** 2 for _ in range(10)]}  # tabs\tand spaces\n",
+    "Ça va, œuvre? Zażółć gęślą jaźń — naïve façade, Straße, ελληνικά, 日本語, 🙂🏽",
+    " leading and trailing ",
+]
+
+
+def tokenizer(
+    shift: int = 0, template: str | None = None, more: tuple[str, ...] = (), bos: bool = False
+) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer; shift moves the ids of the bytes; bos: it starts every text with <s>."""
+    specials = ["<s>", "</s>", "<user>", "<bot>", *more]
+    alphabet = sorted(ByteLevel.alphabet())
+    tokens = specials + alphabet[shift:] + alphabet[:shift]
+    raw = Tokenizer(vocabularies.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.add_special_tokens(specials)
+    if bos:
+        raw.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>")
+    made.chat_template = template
+    return made
+
+
+def folder(path, seed: int = 0, **options) -> str:
+    """A tiny random Llama with its tokenizer, saved to a folder."""
+    torch.manual_seed(seed)
+    made = tokenizer(**options)
+    config = LlamaConfig(
+        vocab_size=len(made),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    made.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> str:
+    return folder(tmp_path_factory.mktemp("tiny"), template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny) -> models.Pair:
+    return models.load_pair(tiny, dtype="float32", device="cpu")
+
+
+# --- loading
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", torch.float64])
+def test_a_local_folder_in_the_asked_dtype(tiny, dtype):
+    pair = models.load_pair(tiny, dtype=dtype, device="cpu")
+    expected = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+    assert {parameter.dtype for parameter in pair.target.parameters()} == {expected}
+    assert pair.target.device.type == "cpu"
+    assert not pair.target.training
+    assert pair.draft is None
+    assert pair.name == tiny
+    logits = pair.target(torch.tensor([pair.encode("hello")])).logits
+    assert logits.dtype == expected
+    assert logits.isfinite().all()
+
+
+def test_the_weights_are_those_in_the_folder(tiny, pair):
+    torch.manual_seed(0)
+    again = LlamaForCausalLM(pair.target.config)
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, pair.target.state_dict()[name]), name
+
+
+def test_the_default_device_is_the_best_there_is(tiny):
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert models.device().type == expected
+    assert models.load_pair(tiny, dtype="float32").target.device.type == expected
+
+
+def test_auto_placement(tiny):
+    pair = models.load_pair(tiny, dtype="float32", device="auto")
+    assert pair.target(torch.tensor([pair.encode("hello")]).to(pair.target.device)).logits.isfinite().all()
+
+
+def test_a_draft_beside_the_target(tiny, tmp_path):
+    small = folder(tmp_path, seed=1, template=TEMPLATE)
+    pair = models.load_pair(tiny, dtype="bfloat16", device="cpu", draft=small)
+    assert pair.draft.dtype == pair.target.dtype == torch.bfloat16
+    assert not pair.draft.training
+    assert not torch.equal(pair.draft.lm_head.weight, pair.target.lm_head.weight)
+
+
+def test_a_name_out_of_reach_is_an_error_of_transformers():
+    with pytest.raises(OSError, match="huggingface"):
+        models.load_pair("no-such-owner/no-such-model", dtype="float32", device="cpu")
+
+
+def test_loading_leaves_the_settings_of_transformers_alone(tiny):
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    try:
+        logging.set_verbosity_info()
+        logging.disable_progress_bar()
+        models.load_pair(tiny, dtype="float32", device="cpu")
+        assert logging.get_verbosity() == logging.INFO
+        assert not logging.is_progress_bar_enabled()
+    finally:
+        logging.set_verbosity(before[0])
+        (logging.enable_progress_bar if before[1] else logging.disable_progress_bar)()
+
+
+@pytest.mark.parametrize("name", ["int8", "float", "bf16", ""])
+def test_an_unknown_dtype_names_the_known_ones(name):
+    message = f"unknown dtype '{name}': known are bfloat16, float16, float32, float64"
+    for call in (models.dtype, lambda dtype: models.load_pair("no/such/folder", dtype=dtype)):
+        with pytest.raises(ValueError, match=message):
+            call(name)
+
+
+def test_known_dtypes():
+    for name in ("bfloat16", "float16", "float32", "float64"):
+        assert models.dtype(name) is getattr(torch, name) is models.dtype(getattr(torch, name))
+
+
+@pytest.mark.parametrize(
+    ("other", "example"),
+    [
+        ({"shift": 1}, "is 5 and 4"),
+        ({"more": ("<extra>",)}, "is None and 4|is 4 and 5"),
+        ({"shift": 100}, " is "),
+    ],
+    ids=["shifted", "one more", "all moved"],
+)
+def test_different_tokenizers_are_refused_by_name(tiny, tmp_path, other, example):
+    draft = folder(tmp_path, **other)
+    with pytest.raises(ValueError, match="have different tokenizers") as error:
+        models.load_pair(tiny, dtype="float32", device="cpu", draft=draft)
+    message = str(error.value)
+    assert message.startswith(f"{tiny} and {draft} ")
+    assert "choose a draft made for this target" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_refusal_gives_a_token_that_differs(swap):
+    a, b = tokenizer(), tokenizer(more=("<extra>",))
+    a, b = (b, a) if swap else (a, b)
+    with pytest.raises(ValueError, match="for example") as error:
+        pairs.check_tokenizers(a, b, "A", "B")
+    message = str(error.value)
+    assert f"({len(a)} and {len(b)} tokens" in message
+    token, left, right = _example(message)
+    assert (a.get_vocab().get(token), b.get_vocab().get(token)) == (left, right)
+    assert left != right
+
+
+def _example(message: str):
+    """The token and its two ids in "… for example 'x' is 1 and None): …"."""
+    text = message.split("for example ", 1)[1].split("): choose", 1)[0]
+    token, ids = text.rsplit(" is ", 1)
+    left, right = (None if part == "None" else int(part) for part in ids.split(" and "))
+    return ast.literal_eval(token), left, right
+
+
+def test_a_token_only_the_draft_has_is_refused_too():
+    a, b = tokenizer(), tokenizer()
+    b.add_tokens(["<extra>"])
+    with pytest.raises(ValueError, match="'<extra>' is None and 260"):
+        pairs.check_tokenizers(a, b, "A", "B")
+
+
+def test_equal_tokenizers_pass():
+    pairs.check_tokenizers(tokenizer(), tokenizer(template=TEMPLATE), "A", "B")
+
+
+def test_the_pairs_by_name():
+    assert models.PAIRS[models.EMBEDDED] == (models.EMBEDDED, None)
+    assert {"pythia-2.8b", "llama2-7b", "llama3.1-8b", "qwen2.5-7b", "vicuna-7b"} < set(models.PAIRS)
+    for target, draft in models.PAIRS.values():
+        assert target == models.EMBEDDED or (target.count("/") == 1 and draft.count("/") == 1)
+
+
+# --- text and ids
+
+
+def test_encode_with_the_chat_template(pair):
+    ids = pair.encode("Hi")
+    assert pair.tokenizer.decode(ids) == "<user>Hi<bot>"
+    assert ids[-1] == pair.tokenizer.convert_tokens_to_ids("<bot>")  # one token, open answer
+    assert pair.encode("Hi", chat=True) == ids
+    assert all(type(token) is int for token in ids)
+
+
+def test_encode_bare_text(pair):
+    ids = pair.encode("Hi", chat=False)
+    assert pair.tokenizer.decode(ids) == "Hi"
+    assert len(ids) == 2
+
+
+def test_encode_without_a_template_takes_the_bare_text(tmp_path):
+    pair = models.load_pair(folder(tmp_path), dtype="float32", device="cpu")
+    assert pair.tokenizer.chat_template is None
+    assert pair.encode("Hi") == pair.encode("Hi", chat=False)
+
+
+def test_a_chat_turn_has_no_second_start_of_text(tmp_path):
+    path = folder(tmp_path, template="<s>" + TEMPLATE, bos=True)  # as Llama-2 and Llama-3 do
+    pair = models.load_pair(path, dtype="float32", device="cpu")
+    assert pair.tokenizer.decode(pair.encode("Hi")) == "<s><user>Hi<bot>"
+    assert pair.tokenizer.decode(pair.encode("Hi", chat=False)) == "<s>Hi"
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_decode_is_the_inverse_of_encode(pair, text):
+    assert pair.decode(pair.encode(text, chat=False)) == text
+    assert pair.decode(iter(pair.encode(text, chat=False))) == text
+    assert pair.decode(torch.tensor(pair.encode(text, chat=False))) == text
+
+
+def test_decode_leaves_out_special_tokens(pair):
+    assert pair.decode(pair.encode("Hi")) == "Hi"
+
+
+def test_pieces_are_one_label_per_token_with_visible_spaces(pair):
+    text = "a b\nc\td"
+    ids = pair.encode(text, chat=False)
+    assert pair.pieces(ids) == ["a", "␣", "b", "⏎", "c", "\t", "d"]
+    assert pair.pieces([]) == []
+    specials = pair.pieces(pair.encode("x"))
+    assert specials == ["<user>", "x", "<bot>"]
+    assert len(pair.pieces(pair.encode("é", chat=False))) == 2  # half a character is still a label
+
+
+# --- the embedded model
+
+
+@pytest.mark.model
+def test_smollm2_is_loaded_as_asked(smollm2):
+    assert smollm2.name == models.EMBEDDED
+    assert smollm2.draft is None
+    assert smollm2.target.dtype == torch.float32
+    assert smollm2.target.device.type == "cpu"
+    assert not smollm2.target.training
+    assert smollm2.target.config.vocab_size == len(smollm2.tokenizer) == 49_152
+    assert sum(p.numel() for p in smollm2.target.parameters()) == 134_515_008
+
+
+@pytest.mark.model
+def test_smollm2_in_bfloat16():
+    pair = models.load_pair(dtype="bfloat16", device="cpu")
+    assert {parameter.dtype for parameter in pair.target.parameters()} == {torch.bfloat16}
+    assert pair.target.device.type == "cpu"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", TEXTS)
+def test_smollm2_decode_is_the_inverse_of_encode(smollm2, text):
+    assert smollm2.decode(smollm2.encode(text, chat=False)) == text
+
+
+@pytest.mark.model
+def test_smollm2_chat_template_ends_with_the_open_answer(smollm2):
+    ids = smollm2.encode("Name a colour.")
+    text = smollm2.tokenizer.decode(ids)
+    assert text.endswith("<|im_start|>user\nName a colour.<|im_end|>\n<|im_start|>assistant\n")
+    assert text.count("<|im_start|>assistant") == 1
+    special = smollm2.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert ids.count(special) == text.count("<|im_start|>")  # one token each, not its letters
+
+
+@pytest.mark.model
+def test_smollm2_knows_its_capitals(smollm2):
+    ids = torch.tensor([smollm2.encode("The capital of France is", chat=False)])
+    with torch.no_grad():
+        best = smollm2.target(ids).logits[0, -1].argmax()
+    assert smollm2.decode([best]) == " Paris"

@@ -1,0 +1,92 @@
+"""Random heads beside tiny models, what training computes along a path, and a draft model that is held to it."""
+
+import torch
+from tiny import VOCABULARY, randomise
+
+from specnb import heads, models
+from specnb.training import loop, losses, starts
+
+IDS = torch.arange(0, VOCABULARY, 2)  # the draft knows every second token
+
+
+KINDS = {
+    "vdm": ("vdm", None, 2),
+    "medusa": ("medusa", -1, 4),
+    "eagle": ("eagle", -1, 1),
+    "edd": ("edd", -2, 1),
+    "edd without encoding": ("edd", None, 1),
+}
+
+
+def make(model, kind: str, hidden_layer=None, count: int = 1):
+    """A random head of one kind beside a model, (head, spec, frozen), in the model's dtype."""
+    torch.manual_seed(7)
+    spec = heads.Spec.like(model, kind, hidden_layer=hidden_layer, count=count)
+    head = heads.MODULES[kind](spec)
+    return randomise(head, 0.2).eval(), spec, heads.Frozen.of(model, IDS)
+
+
+@torch.no_grad()
+def trained_logits(head, spec, frozen, model, tokens: list[int], root: int, poison: float = 0.0) -> torch.Tensor:
+    """(V_d,) logits after the last of the tokens by the training pass; tokens[:root] are committed, then a path.
+
+    poison is added to every target state that does not exist yet when the root's tree is drafted.
+    """
+    ids = torch.tensor([tokens])
+    states = model(ids, output_hidden_states=True).hidden_states
+    embedded, depth = frozen.embedding[ids], len(tokens) - root
+    state = None if spec.hidden_layer is None else states[spec.hidden_layer].clone()
+    if state is not None:
+        state[:, root:] += poison
+    if spec.kind == "vdm":
+        out = losses.vdm_pass(head, frozen, embedded)[0, -1]
+    elif spec.kind == "medusa":
+        out = head(state[0, root - 1] if root else torch.zeros(spec.width))[depth - 1]
+    elif spec.kind == "eagle":
+        out = losses.eagle_pass(head, embedded, state, depth)[-1][0, -1]
+    else:
+        block = torch.arange(len(tokens)).clamp_max(root)  # the tree's block begins at its root
+        out = losses.edd_pass(head, frozen, embedded, state, block)[0, -1]
+    return out @ frozen.rows.T
+
+
+class Compared:
+    """A draft model that checks every frontier it expands against the training pass, path by path."""
+
+    def __init__(self, inner, parts, model, poison: float = 0.0):
+        self.inner, self.parts, self.model, self.poison = inner, parts, model, poison
+        self.ids, self.hidden_layers, self.max_depth = inner.ids, inner.hidden_layers, inner.max_depth
+        self.worst, self.nodes = 0.0, 0
+
+    def begin(self, prefix, hidden):
+        self.prefix = list(prefix)
+        self.inner.begin(prefix, hidden)
+
+    def expand(self, tree, frontier):
+        logits = self.inner.expand(tree, frontier)
+        for node, row in zip(frontier, logits, strict=True):
+            tokens = self.prefix + list(tree.path_tokens(node))
+            expected = trained_logits(*self.parts, self.model, tokens, len(self.prefix) - 1, self.poison)
+            self.worst = max(self.worst, float((row - expected).abs().max() / expected.abs().max()))
+            self.nodes += 1
+        return logits
+
+    def commit(self, tree, path, next_token, hidden):
+        self.prefix += [*(tree.token_list[node] for node in path), next_token]
+        self.inner.commit(tree, path, next_token, hidden)
+
+
+# ---- training
+
+V = 24  # so few that an untrained draft is right now and then
+QUICK = loop.Schedule(epochs=2, batch_tokens=160, warmup=2, checkpoint_every=2)
+
+
+def fresh(pair: models.Pair, name: str) -> tuple[torch.nn.Module, heads.Spec, loop.Recipe]:
+    """An untrained head by a recipe's name, its spec and the recipe."""
+    recipe = loop.RECIPES[name]
+    torch.manual_seed(3)
+    spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
+    head = heads.MODULES[recipe.kind](spec)
+    starts.from_target(head, pair.target)
+    return head, spec, recipe
