@@ -31,16 +31,16 @@ test: lint fetch                # ruff, pytest, and every notebook's saved outpu
 	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(NB)
 
 train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a tiny corpus (part of make test)
-	$(BIN)/python -m pytest tests/test_training.py
+	$(BIN)/python -m pytest tests/training/test_training.py
 
 figures: fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
-	$(PARALLEL) $(BIN)/python tests/run_notebooks.py $(NB)
+	$(PARALLEL) $(BIN)/python tools/run_notebooks.py $(NB)
 
 screens: fetch                  # a browser's picture of every widget, into figures/screens
-	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/test_browser.py -rs -k every_control -n $(JOBS) --dist worksteal
+	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/show/test_browser.py -rs -k every_control -n $(JOBS) --dist worksteal
 
 html: $(VENV)/.ready            # README and notebooks as a site to browse: build/html/index.html
-	$(BIN)/python tests/build_site.py build/html
+	$(BIN)/python tools/build_site.py build/html
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Sphinx's settings for ``make html``; the pages are put together by tests/build_site.py."""
+"""Sphinx's settings for ``make html``; the pages are put together by tools/build_site.py."""
 
 project = html_title = "specnb"
 extensions = ["myst_nb"]

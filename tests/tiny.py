@@ -4,14 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from hypothesis import strategies as st
-from transformers import (
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from specnb.decode import Step
 from specnb.tree import TokenTree

@@ -102,13 +102,9 @@ class CausalLMDraft:
             )
         device = self.model.device
         mask = None if visible is None else masks.additive(visible.to(device), self.model.dtype)
+        ids, places = ids[None].to(device), position_ids[None].to(device)
         out = self.model(
-            input_ids=ids[None].to(device),
-            position_ids=position_ids[None].to(device),
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            **kwargs,
+            ids, position_ids=places, attention_mask=mask, past_key_values=self.cache, use_cache=True, **kwargs
         )
         return out.logits[0, :, : self.columns]
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Rows, cut, size
+from specnb.drafters.pools import GramPool, Reader, Rows, cut, size
 from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp, likeliest
 from specnb.tree import Draft
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Reader):
     """Lookahead decoding (Fu et al. 2024): guesses for the next positions are improved side by side, step after step.
 
     window W columns, level N: level 0 holds guesses for the next W − 1 positions; each further level holds what the
@@ -24,8 +24,6 @@ class LookaheadDrafter:
     whole accepted n-gram is followed by the bonus token, and guesses with a common beginning share its nodes.
     Raises ValueError for window < 1, guesses < 1 and level < 3 (there is no window below).
     """
-
-    hidden_layers = ()
 
     def __init__(
         self, window: int = 15, level: int = 5, guesses: int = 15, *, from_prompt: bool = False, keys: int = 4096,
@@ -61,9 +59,7 @@ class LookaheadDrafter:
         self.last = column[1:] if len(self.levels) == 1 else column
         return rows.draft(size(candidates))
 
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
+    def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
         new, root = likeliest(logits[self.last]).tolist(), self.text[-1]
         if len(self.levels) == self.level - 1:
             keys = [root, *self.levels[0]]
@@ -73,4 +69,3 @@ class LookaheadDrafter:
         else:  # filling: every column but the first goes on, and the text takes the first one's place
             above = [level[1:] for level in self.levels]
             self.levels = [*above, new if len(self.levels) == 1 else new[1:]]
-        self._read([*(draft.tree.token_list[node] for node in path), next_token])

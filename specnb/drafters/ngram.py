@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from specnb.drafters.pools import Reader
+from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, TokenTree
 
 
-class NgramDrafter:
+class NgramDrafter(Reader):
     """Look the last tokens up in the prompt and the text so far; propose what followed, several ways at once.
 
     The longest suffix (max_ngram tokens, then fewer) goes first, and within it the most recent occurrence.
@@ -19,16 +21,10 @@ class NgramDrafter:
     A POINT draft: nothing is drawn. Prompt lookup decoding (Saxena 2023) is the case of one match.
     """
 
-    hidden_layers, reach = (), 0
-
     def __init__(self, *, max_ngram: int = 4, length: int = 14, matches: int = 3, budget: int = 16, short: int = 3):
-        if min(max_ngram, length, matches, budget, short) < 1:
-            raise ValueError(
-                f"max_ngram, length, matches, budget and short must be at least 1, got "
-                f"{max_ngram}, {length}, {matches}, {budget}, {short}"
-            )
         self.max_ngram, self.length, self.matches = max_ngram, length, matches
         self.budget, self.short = budget, short
+        at_least_one(self, "max_ngram", "length", "matches", "budget", "short")
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
         self.text: list[int] = []
@@ -47,19 +43,12 @@ class NgramDrafter:
         for n in range(min(self.max_ngram, len(self.text)), 0, -1):
             length = min(max_depth, self.length if n > 1 else self.short)
             for end in reversed(self.ends[tuple(self.text[-n:])][:-1]):  # the last entry is the suffix itself
+                if len(paths) == self.matches or len(seen) == self.budget:
+                    break
                 path = self.text[end : end + length]
                 fresh = [tuple(path[: i + 1]) for i in range(len(path)) if tuple(path[: i + 1]) not in seen]
                 fresh = fresh[: self.budget - len(seen)]
                 if fresh:
                     seen.update(fresh)
                     paths.append(list(fresh[-1]))
-                if len(paths) >= self.matches or len(seen) >= self.budget:
-                    break
-            if len(paths) >= self.matches or len(seen) >= self.budget:
-                break
         return Draft(TokenTree.from_paths(paths, root=self.text[-1]))
-
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
-        self._read([*(draft.tree.token_list[node] for node in path), next_token])

@@ -5,6 +5,8 @@ A trie is a nested dict, token → trie of what follows; siblings stand in the o
 
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from specnb.growth import at_least_one
 from specnb.tree import Draft, TokenTree
 
@@ -61,6 +63,25 @@ def subtrees(trie: Trie) -> Iterator[tuple[int, Trie]]:
     for token, below in trie.items():
         yield token, below
         yield from subtrees(below)
+
+
+class Reader:
+    """A drafter that goes by the text: after each step it learns from the target's logits and reads what is new."""
+
+    hidden_layers, reach = (), 0
+
+    def observe(
+        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
+    ) -> None:
+        self._learn(draft, next_token, logits)
+        self._read([*(draft.tree.token_list[node] for node in path), next_token])
+
+    def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
+        """Take up what the target says after the draft's nodes; next_token: the text's next one after the path."""
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """The text goes on."""
+        raise NotImplementedError
 
 
 class TriePool:

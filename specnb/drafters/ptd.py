@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specnb.drafters.pools import Rows, Trie, TriePool, cut, depth, size, subtrees
+from specnb.drafters.pools import Reader, Rows, Trie, TriePool, cut, depth, size, subtrees
 from specnb.drafters.pools import path as chain
 from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp, likeliest
@@ -48,7 +48,7 @@ def step(tree: Trie, most: int) -> Trie:
     return kept
 
 
-class ProgressiveDrafter:
+class ProgressiveDrafter(Reader):
     """Progressive Tree Drafting (PTD paper, Algorithm 1): the target expands a perturbed tree, a level each step.
 
     The draft tree T begins as two random tokens of the prompt, with at most one more below each, from a stream of its
@@ -67,8 +67,6 @@ class ProgressiveDrafter:
     none, the text's next token: a rule of the public code, the paper does not say how the first level is kept up.
     Raises ValueError for bounds below 1 and an unknown expansion.
     """
-
-    hidden_layers = ()
 
     def __init__(
         self, children: int = 4, depth: int = 6, *, expand: str = "argmax", chained: bool = False,
@@ -109,9 +107,7 @@ class ProgressiveDrafter:
             above = first if self.chained else 0
         return rows.draft(size(self.candidates))
 
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
+    def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
         first = draft.candidate_rows  # rows before are the root's and the candidates'
         tokens = self._draft_tokens(logits[first:])
         if self.feedback and self.candidates:
@@ -121,7 +117,6 @@ class ProgressiveDrafter:
                 self.pool.add(key, below)
         self.tree = self._first_level(grow(self.tree, iter(tokens), self.children), tokens, next_token)
         self.tree = step(self.tree, self.depth)  # step and prune
-        self._read([*(draft.tree.token_list[node] for node in path), next_token])  # propose will retrieve behind it
 
     def _draft_tokens(self, logits: Tensor) -> list[int]:
         """d_v of every draft node, from the target's unwarped logits (m, V)."""

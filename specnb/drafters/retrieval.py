@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specnb.drafters.pools import Reader
 from specnb.growth import at_least_one
 from specnb.models import files
 from specnb.sampling import Coins, Warp
@@ -58,7 +59,7 @@ class Datastore:
         return Counter(following).most_common(TOP), len(following)
 
 
-class RetrievalDrafter:
+class RetrievalDrafter(Reader):
     """The likeliest paths by n-gram counts, best first; beyond the papers (retrieval: REST, He et al. 2024).
 
     The law after a context mixes its counts with that of the context one token shorter, as p = (counts + prior · p
@@ -67,18 +68,10 @@ class RetrievalDrafter:
     budget, depth: most nodes, and levels. longest: most tokens of a context (of the store's, at most 4).
     """
 
-    hidden_layers, reach = (), 0
-
     def __init__(
-        self,
-        store: Datastore | None = None,
-        *,
-        budget: int = 16,
-        depth: int = 10,
-        longest: int = 6,
-        weight: int = 20,
-        prior: int = 30,
-    ):
+        self, store: Datastore | None = None, *, budget: int = 16, depth: int = 10, longest: int = 6,
+        weight: int = 20, prior: int = 30,
+    ):  # fmt: skip
         self.store, self.budget, self.depth, self.longest = store, budget, depth, longest
         self.weight, self.prior = weight, prior
         at_least_one(self, "budget", "depth", "longest", "weight", "prior")
@@ -129,8 +122,3 @@ class RetrievalDrafter:
             scores.append(-score)
             levels.append(levels[parent] + 1)
             grown = (len(tokens) - 1, (*context, token)[-self.longest :])
-
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
-        self._read([*(draft.tree.token_list[node] for node in path), next_token])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Rows, Trie, absorb, cut, merge, path, size
+from specnb.drafters.pools import GramPool, Reader, Rows, Trie, absorb, cut, merge, path, size
 from specnb.growth import at_least_one
 from specnb.sampling import Coins, Warp, likeliest
 from specnb.tree import Draft
@@ -39,7 +39,7 @@ class Corpus:
         return {}
 
 
-class SelfDrafter:
+class SelfDrafter(Reader):
     """Self-Draft (Gao et al., AAAI 2025): the target continues the text behind several random detours at once.
 
     branches columns of ``length`` − 2 tokens each. Column 0 follows the text; the others begin behind a random prefix
@@ -52,8 +52,6 @@ class SelfDrafter:
     there, the pool is filled and asked from the first step on. The prefixes come from a stream of their own (seed).
     Raises ValueError for bounds below 1, and for length < 3.
     """
-
-    hidden_layers = ()
 
     def __init__(
         self, branches: int = 6, length: int = 6, *, gram: int = 4, grams: int = 10, corpus: Corpus | None = None,
@@ -92,9 +90,7 @@ class SelfDrafter:
         self.last = [[0, *rows.add_path([*prefix, *levels], 0)][-1] for prefix, levels in self.columns]
         return rows.draft(size(candidates))
 
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
+    def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
         root, grown = self.text[-1], []
         for (prefix, levels), token in zip(self.columns, likeliest(logits[self.last]).tolist(), strict=True):
             whole, n = [*prefix, *levels, token], len(prefix)
@@ -105,4 +101,3 @@ class SelfDrafter:
             gone = not grown[0][0]
             grown = [([], grown[gone][1]), *grown[gone + 1 :]]
         self.columns = grown
-        self._read([*(draft.tree.token_list[node] for node in path), next_token])

@@ -7,6 +7,7 @@ of an algorithm with one piece of its source replaced (``spoiled``); the others 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 
 import pandas as pd
@@ -161,59 +162,44 @@ def drawn(shape: Growth, how: Drawn, change: Callable[[Draft], Draft] = lambda d
     return lambda q: altered(exact.toy_drafter(q, shape, how), change)
 
 
-TREE = drawn(BINARY, SWOR)
-SMALL = drawn(UNEVEN, SWOR)
+TREE, SMALL = drawn(BINARY, SWOR), drawn(UNEVEN, SWOR)
+CLAIMED, RESORTED, PRUNED = (drawn(BINARY, SWOR, change) for change in (drawn_as(IID), resorted, pruned))
+SURVIVALS = spoiled(textbook.traversal, ("descend(v)  # every", "# every"))
+DIVIDED = spoiled(
+    textbook.traversal,
+    ("M_s[v] = norm", "left = 1 - float(M_s[v, tree.token_list[X]]); M_s[v] = norm"),
+    ("S / (S + 1 - p[v]) if S + 1 - p[v] > 0 else", "min(S / left, 1.0) if v and left > 0 else"),
+)
+RESIDUAL = spoiled(textbook.rrsw, ("norm((p - q).clamp(min=0), p)", "(p - q).clamp(min=0) if (p > q).any() else p"))
+RECOVERED = spoiled(textbook.rrsw, ("coins.choose(p)", "coins.choose(M_b[node])"))
 BUGS = {
-    "rejected sibling stays in q (RRSw)": Bug("wrong law", drawn(BINARY, SWOR, drawn_as(IID)), rrs, printed=0.136),
-    "rejected sibling stays in q (traversal)": Bug(
-        "wrong law", drawn(BINARY, SWOR, drawn_as(IID)), traversal, printed=0.134
-    ),
+    "rejected sibling stays in q (RRSw)": Bug("wrong law", CLAIMED, rrs, printed=0.136),
+    "rejected sibling stays in q (traversal)": Bug("wrong law", CLAIMED, traversal, printed=0.134),
     "independent siblings struck from q": Bug("wrong law", drawn(BINARY, IID, drawn_as(SWOR)), rrsw, printed=0.056),
     "top-k tree, q = softmax": Bug(
-        "wrong law", lambda q: altered(exact.toy_drafter(q, BINARY, POINT), softmax_claimed(q)), rrsw, printed=0.632
-    ),
+        "wrong law", lambda q: altered(exact.toy_drafter(q, BINARY, POINT), softmax_claimed(q)), rrsw, printed=0.632),
     "q of another temperature": Bug(
-        "wrong law", SMALL, lambda draft, p, coins: rrsw(replace(draft, q=Warp(2.0)(draft.q.log())), p, coins)
-    ),
-    "siblings re-sorted by q (RRSw)": Bug("selection", drawn(BINARY, SWOR, resorted), rrsw, printed=0.361),
-    "siblings re-sorted by q (traversal)": Bug("selection", drawn(BINARY, SWOR, resorted), traversal, printed=0.361),
-    "drawn nodes pruned by score (RRSw)": Bug("selection", drawn(BINARY, SWOR, pruned), rrsw, printed=0.276),
-    "drawn nodes pruned by score (traversal)": Bug("selection", drawn(BINARY, SWOR, pruned), traversal, printed=0.265),
-    "survivals not recomputed": Bug(
-        "arithmetic", TREE, spoiled(textbook.traversal, ("descend(v)  # every", "# every")), printed=0.253
-    ),
-    "divided by the remaining draft mass": Bug(
-        "arithmetic",
-        TREE,
-        spoiled(
-            textbook.traversal,
-            ("M_s[v] = norm", "left = 1 - float(M_s[v, tree.token_list[X]]); M_s[v] = norm"),
-            ("S / (S + 1 - p[v]) if S + 1 - p[v] > 0 else", "min(S / left, 1.0) if v and left > 0 else"),
-        ),
-    ),
-    "residual not renormalised": Bug(
-        "arithmetic",
-        SMALL,
-        spoiled(textbook.rrsw, ("norm((p - q).clamp(min=0), p)", "(p - q).clamp(min=0) if (p > q).any() else p")),
-    ),
+        "wrong law", SMALL, lambda draft, p, coins: rrsw(replace(draft, q=Warp(2.0)(draft.q.log())), p, coins)),
+    "siblings re-sorted by q (RRSw)": Bug("selection", RESORTED, rrsw, printed=0.361),
+    "siblings re-sorted by q (traversal)": Bug("selection", RESORTED, traversal, printed=0.361),
+    "drawn nodes pruned by score (RRSw)": Bug("selection", PRUNED, rrsw, printed=0.276),
+    "drawn nodes pruned by score (traversal)": Bug("selection", PRUNED, traversal, printed=0.265),
+    "survivals not recomputed": Bug("arithmetic", TREE, SURVIVALS, printed=0.253),
+    "divided by the remaining draft mass": Bug("arithmetic", TREE, DIVIDED),
+    "residual not renormalised": Bug("arithmetic", SMALL, RESIDUAL),
     "PTD's Algorithm 2 as printed": Bug("arithmetic", drawn(BINARY, POINT), ptd_as_printed, printed=0.65),
-    "recovered token drawn from p": Bug(
-        "last token", SMALL, spoiled(textbook.rrsw, ("coins.choose(p)", "coins.choose(M_b[node])"))
-    ),
+    "recovered token drawn from p": Bug("last token", SMALL, RECOVERED),
     "last token by argmax (PTD's code)": Bug(
-        "last token", drawn(BINARY, POINT), lambda draft, p, coins: one_hot(draft, p, Argmax(coins)), printed=0.32
-    ),
+        "last token", drawn(BINARY, POINT), lambda draft, p, coins: one_hot(draft, p, Argmax(coins)), printed=0.32),
     "bonus drawn without the temperature": Bug("last token", drawn(chain(2), SWOR), bonus_untempered, warp=Warp(0.5)),
     "one uniform for all accept coins": Bug("coins", SMALL, lambda draft, p, coins: rrsw(draft, p, OneUniform(coins))),
-}
+}  # fmt: skip
 
 
 def worlds(count: int = 4, vocabulary: int = 3) -> list[tuple[exact.Model, exact.Model]]:
     """Random (p, q): every prefix with a law of its own."""
-    return [
-        (exact.random_model(vocabulary, 2 * i, sharpness=1.0), exact.random_model(vocabulary, 2 * i + 1, sharpness=1.0))
-        for i in range(count)
-    ]
+    model = partial(exact.random_model, vocabulary, sharpness=1.0)
+    return [(model(2 * i), model(2 * i + 1)) for i in range(count)]
 
 
 def bias(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None = None) -> float:
@@ -224,8 +210,6 @@ def bias(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, 
 
 def table(count: int = 4) -> pd.DataFrame:
     """Every bug's largest total variation over random worlds: columns bug, kind, TV, printed."""
-    rows = []
-    for name, bug in BUGS.items():
-        worst = max(bias(bug.drafter, bug.verifier, p, q, bug.warp) for p, q in worlds(count))
-        rows.append({"bug": name, "kind": bug.kind, "TV": worst, "printed": bug.printed})
-    return pd.DataFrame(rows)
+    worst = [max(bias(bug.drafter, bug.verifier, p, q, bug.warp) for p, q in worlds(count)) for bug in BUGS.values()]
+    kind, printed = zip(*((bug.kind, bug.printed) for bug in BUGS.values()), strict=True)
+    return pd.DataFrame({"bug": list(BUGS), "kind": kind, "TV": worst, "printed": printed})

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
-from specnb import heads, models
+from specnb import models
 from specnb.lab import experiments, methods, prices, run, stats, sweep
 from specnb.models import packing, prompts, provenance
 from specnb.tree import Drawn
@@ -41,6 +41,7 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
 def check_race(options: argparse.Namespace) -> None:
     """ValueError on what makes no sense, before anything is loaded."""
     models.check_name(options.pair)
+    models.dtype(options.dtype)
     if min(options.tokens, options.repetitions) < 1 or options.temperature < 0:
         raise ValueError("--tokens and --repetitions must be at least 1, --temperature at least 0")
     cpu = models.device().type == "cpu"
@@ -49,12 +50,12 @@ def check_race(options: argparse.Namespace) -> None:
             f"--packed needs bfloat16 and a CPU with its kernels, this is {options.dtype} on {models.device()}"
         )
     known = {name: methods.method(name) for name in options.methods}
-    if alone := [name for name, made in known.items() if made.head == "pair"]:
-        if models.PAIRS.get(options.pair, (None, None))[1] is None:
-            raise ValueError(f"{alone[0]!r}: {options.pair} has no draft model of its own, name a trained head")
-    if drawn := [name for name, made in known.items() if made.drawn is not Drawn.POINT]:
-        if options.texts or options.temperature == 0:
-            raise ValueError(f"{drawn[0]!r} draws its tree: that needs a --temperature above 0")
+    alone = [name for name, made in known.items() if made.head == "pair"]
+    if alone and models.PAIRS.get(options.pair, (None, None))[1] is None:
+        raise ValueError(f"{alone[0]!r}: {options.pair} has no draft model of its own, name a trained head")
+    drawn = [name for name, made in known.items() if made.drawn is not Drawn.POINT]
+    if drawn and (options.texts or options.temperature == 0):
+        raise ValueError(f"{drawn[0]!r} draws its tree: that needs a --temperature above 0")
     ids = [one for name in options.prompts for one in prompts.chosen(name)]
     if twice := [name for name in (*options.methods, *ids) if (*options.methods, *ids).count(name) > 1]:
         raise ValueError(f"{twice[0]!r} stands twice among methods or --prompts: --repetitions repeats")
@@ -67,8 +68,7 @@ def race(options: argparse.Namespace) -> pd.DataFrame:
     if not options.texts:
         common |= {"temperature": options.temperature, "repetitions": options.repetitions, "dtype": options.dtype}
         common |= {"packed": options.packed, "whole": options.whole}
-    used = {methods.method(name).head for name in options.methods} | {"assistant" in options.methods and "vdm"}
-    hashes = heads.hashes({name.partition("@")[0] for name in used - {None, False, "pair"}})
+    hashes = experiments.used_heads(options.methods)
     ids = [one for name in options.prompts for one in prompts.chosen(name)]
     cell, measure = ("texts", run.texts_block) if options.texts else ("race", run.race_block)
     with executors(options) as executor:
@@ -88,7 +88,7 @@ def price(options: argparse.Namespace) -> pd.DataFrame:
     block = {"heads": options.heads, "prefix": options.prefix, "pair": options.pair, "dtype": options.dtype}
     block |= {"packed": options.packed, "repetitions": options.repetitions}
     command = provenance.command("specnb.lab")
-    used = heads.hashes(set(options.heads) - {"pair"})
+    used = experiments.used_heads((), options.heads)
     table = sweep.run("curves", prices.curves_block, [block], f"{options.out}.jsonl", command=command, heads=used)
     show((1000 * table.pivot(index="nodes", columns="model", values="median")).round(2).rename_axis("nodes, ms"))
     return table

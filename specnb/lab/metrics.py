@@ -4,21 +4,13 @@ draft tokens are proposed, accepted ones elected; every step commits accepted + 
 Steps whose draft was empty count as steps; auxiliary nodes are not draft tokens.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
 import numpy as np
-import pandas as pd
 
-from specnb.decode import Generation, Step
+from specnb.decode import Step
 from specnb.tree import Draft
-
-
-def all_steps(generations: Generation | Iterable[Generation]) -> list[Step]:
-    """The steps of one or several generations, in order."""
-    if isinstance(generations, Generation):
-        generations = [generations]
-    return [step for generation in generations for step in generation.steps]
 
 
 def accepted(steps: Sequence[Step]) -> np.ndarray:
@@ -41,24 +33,6 @@ def acceptance_rate(steps: Sequence[Step]) -> float:
     """accepted / drafted tokens (vLLM's draft_acceptance_rate); nan if nothing was drafted."""
     total = drafted(steps).sum()
     return accepted(steps).sum() / total if total else float("nan")
-
-
-def phases(steps: Sequence[Step]) -> pd.Series:
-    """Median seconds per step and phase (the first step of a generation holds the prefill: left out)."""
-    rows = [step.seconds for step in steps if step.index > 0]
-    return pd.DataFrame(rows, columns=["draft", "target", "verify", "commit"]).median()
-
-
-def summary(generations: Generation | Iterable[Generation]) -> dict[str, float]:
-    """One row of the table every notebook prints."""
-    steps = all_steps(generations)
-    return {
-        "tokens": sum(len(step.tokens) for step in steps),
-        "target calls": len(steps),
-        "tau": tau(steps),
-        "draft tokens per step": drafted(steps).mean(),
-        "acceptance rate": acceptance_rate(steps),
-    }
 
 
 def retrieval(steps: Sequence[Step]) -> dict[str, float]:
@@ -117,3 +91,25 @@ def likeness(found: Sequence[Sequence[int]], similarity: Callable[[Sequence[int]
     """(branches,) how similar each branch of a step is to the one most like it; 0 for a branch alone (Figure 1b)."""
     pairs = np.array([[similarity(a, b) if i != j else 0.0 for j, b in enumerate(found)] for i, a in enumerate(found)])
     return pairs.max(axis=1) if len(found) > 1 else np.zeros(len(found))
+
+
+SIMILARITIES = {"aligned": aligned, "overlap": overlap}
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+ALIKE = tuple(f"{of} {name} {least}" for name in SIMILARITIES for least in THRESHOLDS for of in ("steps", "share"))
+
+
+def alike(steps: Sequence[Step], tail: int | None = None) -> dict[str, float]:
+    """How alike the branches of a self-drafter are, step by step (PTD's Figure 1b), by two similarities.
+
+    Per similarity and threshold (ALIKE): "steps", the share of steps in which at least two branches are that similar,
+    and "share", that of branches with such a partner. branches: their mean number; repeated: see there. tail: see
+    ``branches``.
+    """
+    found = [branches(step.draft, tail) for step in steps]
+    values = [float(np.mean([len(step) for step in found])), float(np.mean([repeated(s.draft) for s in steps]))]
+    for similarity in SIMILARITIES.values():
+        best = [likeness(step, similarity) for step in found]
+        for least in THRESHOLDS:
+            high = [closest >= least - 1e-9 for closest in best]
+            values += [float(np.mean([some.any() for some in high])), float(np.mean(np.concatenate(high)))]
+    return dict(zip(("branches", "repeated", *ALIKE), values, strict=True))

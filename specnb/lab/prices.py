@@ -1,4 +1,4 @@
-"""Prices: what forwards cost by their size, what a step or a whole run costs by its counts, and forecasts from these."""
+"""Prices: what forwards cost by their size, a step or a run by its counts, and forecasts made of these."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,8 +46,7 @@ def curves_block(
                 draft.begin(tokens, hidden)
                 draft.expand(tree, [0])
                 began = now()
-                nodes = range(1, n + 1) if draft.max_depth != 1 else [0]
-                draft.expand(tree, nodes)
+                draft.expand(tree, range(1, n + 1))
                 rows.append((name, n, now() - began))
             began = now()
             target.forward(TokenTree(tree.tokens[:n], tree.parents[:n]))

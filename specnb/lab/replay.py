@@ -285,6 +285,8 @@ def along(recording: Recording, rule: Growth, lengths: Sequence[int]) -> dict[in
     return found
 
 
+COLUMNS = ("rule", "steps", "nodes", "forwards", "fed", "everywhere", "ranks", "chains")
+
 # ---- a block of a recording -------------------------------------------------------------------------------------
 
 

@@ -4,20 +4,17 @@
 ``race`` and ``texts`` do the same here and now for several prompts. How methods are spelt: ``methods``.
 """
 
-import ctypes
-import gc
 import hashlib
-import os
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
+import psutil
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -36,16 +33,19 @@ from specnb.tree import TokenTree
 PHASES = ("draft", "target", "verify", "commit")
 ROW = (
     "method", "repetition", "order", "status", "error", "seconds", "tokens", "steps", "nodes", "auxiliary", "hits",
-    "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "peak", "text", "ids",
+    "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "grown", "text", "ids",
 )  # fmt: skip
 NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
-FORGET = "/proc/self/clear_refs"
 ALONE = threading.Lock()  # drafts have a state and seconds are measured: one run at a time in a process
 
 
-@cache
 def loaded(pair: str = models.EMBEDDED, dtype: str = "float32", packed: bool = False) -> models.Pair:
     """A pair, once per process, and warm: its first forwards are slow."""
+    return _loaded(pair, dtype, packed)  # one spelling: a cache tells keywords from positions
+
+
+@cache
+def _loaded(pair: str, dtype: str, packed: bool) -> models.Pair:
     found = models.load_pair(pair, dtype=dtype, packed=packed)
     generate(found, found.encode("Good morning."), 8)
     return found
@@ -110,27 +110,8 @@ class Watched:
 
 
 def resident() -> float:
-    """MB in use now: of the GPU's memory, else of the process (nan but on Linux); ``peak`` counts from here."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated() / 1e6
-    if os.access(FORGET, os.W_OK):
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # what the allocator kept of earlier runs would hide this one
-        Path(FORGET).write_text("5")  # Linux: the process' highest resident size starts from now on
-    return _status("VmRSS")
-
-
-def peak() -> float:
-    """The most MB in use since ``resident`` was called."""
-    return torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else _status("VmHWM")
-
-
-def _status(name: str) -> float:
-    if not os.access(FORGET, os.W_OK):
-        return float("nan")
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line for line in lines if line.startswith(name)).split()[1]) * 1024 / 1e6
+    """MB in use: of the GPU's memory, else of the process."""
+    return (torch.cuda.memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss) / 1e6
 
 
 def timed(
@@ -150,12 +131,13 @@ def timed(
     seconds of the later steps; drafting: those spent in the draft model's forwards. nodes: drafted in all steps, of
     which auxiliary ones only rode along; hits: steps with a candidate; depth: sum of the trees' depths. trees,
     frontiers: sizes of the target's and the draft's forwards, "1:3 12:40" for three over one node and forty over
-    twelve. peak: MB that the run took beyond what was resident before. text: a hash; ids: the tokens themselves.
+    twelve. grown: MB resident at the end beyond those before. text: a hash; ids: the tokens themselves.
     """
     made = methods.method(name)
     with ALONE:
+        before = resident()
         row = (_ours if made.options is None else _theirs)(made, ids, pair, temperature, length, seed, whole, packed)
-    return {**row, "peak": peak() - row["peak"], "text": text(row["ids"]), "ids": " ".join(map(str, row["ids"]))}
+    return {**row, "grown": resident() - before, "text": text(row["ids"]), "ids": " ".join(map(str, row["ids"]))}
 
 
 def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> dict[str, object]:
@@ -170,7 +152,7 @@ def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> dict[str
     drafted, frontiers = [], Counter()
     if watched:
         watched.take()  # what an earlier run has left, if it failed
-    before, began = resident(), now()
+    began = now()
     for step in steps(target, drafter, verifier, ids, **options):
         seconds, sizes = watched.take() if watched else (0.0, [])
         done.append(step.light())
@@ -191,7 +173,6 @@ def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> dict[str
         "drafting": sum(drafted[1:]),
         "trees": _spelt(Counter(map(len, trees))),
         "frontiers": _spelt(frontiers),
-        "peak": before,
         "ids": [token for step in done for token in step.tokens],
     }
 
@@ -203,7 +184,6 @@ def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> dict[s
     drafting = assistant(pair, packed) if made.name == "assistant" else None
     options |= {"assistant_model": drafting} if drafting else {}
     torch.manual_seed(seed)
-    before = resident()
     with _forwards(pair.target) as target, _forwards(drafting) as draft:
         began = now()
         tokens = generate(pair, ids, length, whole=whole, **options)
@@ -221,7 +201,6 @@ def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> dict[s
         **phases,
         "trees": _spelt(Counter(trees)),
         "frontiers": _spelt(Counter(draft.sizes[1:])),
-        "peak": before,
         "ids": tokens,
     }
 

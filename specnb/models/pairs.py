@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
@@ -95,14 +94,10 @@ def load_pair(
     kind = globals()["dtype"](dtype)
     target_name, draft_name = PAIRS.get(name, (name, None))
     draft_name = draft or draft_name
-    target, tokenizer = _load(target_name, kind, where)
-    if packed:
-        packing.pack(target)
+    target, tokenizer = _load(target_name, kind, where, packed)
     if draft_name is None:
         return Pair(name, target, None, tokenizer)
-    draft_model, draft_tokenizer = _load(draft_name, kind, where)
-    if packed:
-        packing.pack(draft_model)
+    draft_model, draft_tokenizer = _load(draft_name, kind, where, packed)
     check_tokenizers(tokenizer, draft_tokenizer, target_name, draft_name)
     return Pair(name, target, draft_model, tokenizer)
 
@@ -118,7 +113,7 @@ def check_tokenizers(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, nam
         )
 
 
-def _load(name: str, kind: torch.dtype, where) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(name: str, kind: torch.dtype, where, packed: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     folder = embedded_copy() if name == EMBEDDED else name
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     placement = {"device_map": "auto"} if where == "auto" else {}
@@ -131,7 +126,8 @@ def _load(name: str, kind: torch.dtype, where) -> tuple[PreTrainedModel, PreTrai
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
-    return (model if where == "auto" else model.to(where)).eval(), tokenizer
+    model = (model if where == "auto" else model.to(where)).eval()
+    return packing.pack(model) if packed else model, tokenizer
 
 
 def embedded_copy() -> Path:
@@ -142,12 +138,7 @@ def embedded_copy() -> Path:
     """
     asset = files.SMOLLM2_GGUF
     folder = files.cache_dir() / "models" / f"{EMBEDDED}-{asset.sha256[:12]}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                files.clear_parts(folder)
-                _dequantise(files.fetch(asset), folder)
+    files.once(folder, lambda: _dequantise(files.fetch(asset), folder))
     damaged = _damaged(folder)
     if damaged:
         raise ValueError(

@@ -2,19 +2,18 @@
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.patches import Patch
 
 from specnb import masks
 from specnb.decode import Step
 from specnb.show.look import COLOURS, INK, KINDS, LOOKS, TEXT_STYLE, kinds, light
-from specnb.show.trees import Labels, clip, drawable, label_tokens, next_kind, points
+from specnb.show.trees import Labels, Pieces, clip, drawable, label_tokens, next_kind, points
 from specnb.tree import TokenTree
 
 
@@ -59,36 +58,43 @@ def token_html(piece: str, state: str) -> str:
     return f'<span title="{state}" style="{style}">{text}</span>'
 
 
-def draw_text(steps: Sequence[Step], pieces: Callable[[Sequence[int]], Sequence[str]]) -> str:
+def step_html(step: Step, pieces: Pieces) -> str:
+    """A step's tokens as HTML, each marked by its origin."""
+    states = ["accepted"] * len(step.verdict.path) + [next_kind(step.draft, step.verdict)]
+    return "".join(map(token_html, pieces(step.tokens), states))  # tokens may be cut short at the end
+
+
+def draw_text(steps: Sequence[Step], pieces: Pieces) -> str:
     """HTML of the generated text, each token marked by origin, a thin bar between steps.
 
     pieces: token ids → texts (``Pair.pieces``); everything is escaped.
     """
-    parts = []
-    for step in steps:
-        states = ["accepted"] * len(step.verdict.path) + [next_kind(step.draft, step.verdict)]
-        parts.append("".join(map(token_html, pieces(step.tokens), states)))  # tokens may be cut short at the end
     key = " ".join(token_html(state, state) for state in ("accepted", "bonus", "recovered"))
-    bar = '<span style="color:#999">|</span>'
-    return f'<div style="{TEXT_STYLE}"><div style="font-size:14px">{key}</div>{bar.join(parts)}</div>'
+    text = '<span style="color:#999">|</span>'.join(step_html(step, pieces) for step in steps)
+    return f'<div style="{TEXT_STYLE}"><div style="font-size:14px">{key}</div>{text}</div>'
+
+
+def so_far(words: str, steps: Sequence[Step], marked: str, pieces: Pieces) -> str:
+    """HTML: some words, and below them the end of what the steps wrote, then marked tokens (HTML too)."""
+    tokens = [token for step in steps for token in step.tokens]
+    text = html.escape("".join(pieces(tokens[-60:]))).replace("␣", " ").replace("⏎", "⏎\n")
+    return f'<div style="{TEXT_STYLE}">{words}<div>{"…" * (len(tokens) > 60)}{text}{marked}</div></div>'
 
 
 def ranked(table: pd.DataFrame, value: str, label: str, kind: str | None = None, *, ax: Axes | None = None) -> Axes:
     """Horizontal bars of a table's values, largest first, one colour and hatch per kind (a column of up to five)."""
     ax = ax or plt.subplots(figsize=(11, 0.42 * len(table) + 1.2))[1]
-    table = table.sort_values(value, ascending=False)
-    looks = kinds(table[kind] if kind else [None])
-    for i, row in enumerate(table.to_dict("records")):
-        colour, hatch, _ = looks[row.get(kind)]
-        ax.barh(i, row[value], 0.7, color=colour, hatch=hatch, edgecolor="white", lw=0)
-        ax.text(row[value], i, f" {row[value]:.3f}", va="center", fontsize=13)
+    table = table.sort_values(value, ascending=False, ignore_index=True)
+    of = table[kind] if kind else pd.Series("", table.index)
+    for name, (colour, hatch, _) in kinds(of).items():
+        part = table[value][of == name]
+        bars = ax.barh(part.index, part, 0.7, color=colour, hatch=hatch, edgecolor="white", lw=0, label=name)
+        ax.bar_label(bars, fmt=" {:.3f}", fontsize=13)
     ax.set_yticks(range(len(table)), table[label])
     ax.set(xlim=(0, 1.12 * table[value].max()), xlabel=value)
     ax.invert_yaxis()
-    if kind is None:
-        return ax
-    handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h, _) in looks.items()]
-    ax.legend(handles=handles, loc="lower right", title=kind, frameon=True, framealpha=1, edgecolor="none")
+    if kind:
+        ax.legend(loc="lower right", title=kind, frameon=True, framealpha=1, edgecolor="none")
     return ax
 
 

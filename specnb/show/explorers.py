@@ -7,14 +7,13 @@ PTD's growing tree in ``growing``.
 
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from specnb import growth
@@ -22,12 +21,14 @@ from specnb.growth import Growth
 from specnb.heads import brier, ece, reliability
 from specnb.lab import prices, replay
 from specnb.show.charts import draw_reliability, ranked
-from specnb.show.look import COLOURS, INK, STYLE, png
+from specnb.show.look import COLOURS, INK, canvas, png
 from specnb.show.trees import draw_tree, score_notes, tree_table
 from specnb.tree import Draft, TokenTree
 
 Picture = bytes | tuple[bytes, str]  # PNG, or PNG and a line of words
-Int, Float, Log = ipywidgets.IntSlider, ipywidgets.FloatSlider, ipywidgets.FloatLogSlider
+Int, Float = ipywidgets.IntSlider, ipywidgets.FloatSlider
+Share = partial(ipywidgets.FloatLogSlider, step=0.1, readout_format=".3f")
+RING = {"marker": "o", "ms": 16, "mfc": "none", "mec": INK, "mew": 2}
 
 
 class Explorer(ipywidgets.VBox):
@@ -47,7 +48,7 @@ class Explorer(ipywidgets.VBox):
 
 
 def explorer(controls: Mapping[str, ipywidgets.Widget], render: Callable[..., Picture], *, row: int = 2) -> Explorer:
-    """Controls by name, ``row`` of them in a row, over the picture render(**values); its words, or a ValueError's, above."""
+    """Controls by name, ``row`` of them in a row, over the picture render(**values); its words or an error's above."""
     image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
 
     def redraw(change=None) -> None:
@@ -83,39 +84,30 @@ def growth_explorer(
     tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. kind: DynaTree (depth, branch,
     threshold, budget) or Pct (cost, leaf, k, depth).
     """
-    power = {"step": 0.1, "readout_format": ".3f"}
-    controls = {
-        growth.DynaTree: {
-            "depth": Int(8, 1, 8),
-            "branch": Int(3, 1, 4),
-            "threshold": Log(0.03, min=-2, max=-0.3, **power),
-            "budget": Int(40, 1, 128),
-        },
-        growth.Pct: {
-            "cost": Log(0.1, min=-2, max=0, **power),
-            "leaf": Log(0.01, min=-3, max=-0.5, **power),
-            "k": Int(3, 1, 5),
-            "depth": Int(10, 1, 10),
-        },
-    }[kind]
+    if kind is growth.Pct:
+        controls = {"cost": Share(0.1, min=-2, max=0), "leaf": Share(0.01, min=-3, max=-0.5)}
+        controls |= {"k": Int(3, 1, 5), "depth": Int(10, 1, 10)}
+    else:
+        controls = {"depth": Int(8, 1, 8), "branch": Int(3, 1, 4)}
+        controls |= {"threshold": Share(0.03, min=-2, max=-0.3), "budget": Int(40, 1, 128)}
     return explorer(controls, lambda **settings: render_growth(tree, scores, labels, kind(**settings)))
 
 
 def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: Growth) -> Picture:
     """What a growth rule makes of a recorded tree, and its size in words. labels: one text per node."""
     nodes, frontiers = replay.regrow(tree, scores, rule, max_depth=len(tree))
-    with plt.rc_context(STYLE):
-        figure = Figure(figsize=(11, 5.4), dpi=100)
+    with canvas(11, 5.4) as figure:
         table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
         draw_tree(table, ax=figure.add_axes((0, 0, 1, 1)), notes=score_notes(scores, nodes))
         picture = png(figure)
     covers, forwards = float(scores[nodes][1:].sum()), len(frontiers)
-    gain = f" · gains {covers - rule.cost * forwards:.2f} target calls before verification"
-    return picture, (
+    words = (
         f"{len(nodes) - 1} draft tokens · {forwards} draft forwards, a level at a time "
         f"({sum(map(len, frontiers))} if fed node by node) · covers {covers:.2f} expected tokens"
-        f"{gain if isinstance(rule, growth.Pct) else ''}"
     )
+    if isinstance(rule, growth.Pct):
+        words += f" · gains {covers - rule.cost * forwards:.2f} target calls before verification"
+    return picture, words
 
 
 def race_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str], rules: Mapping[str, Growth]) -> Explorer:
@@ -137,20 +129,17 @@ def render_race(
     whose path probability rounds to .00 are counted, not drawn.
     """
     lines = []
-    with plt.rc_context(STYLE):
-        figure = Figure(figsize=(12, 6.2), dpi=100)
+    with canvas(12, 6.2) as figure:
         for i, (name, rule) in enumerate(rules.items()):
             found = replay.stages(tree, scores, rule)
-            stage = found[min(forward, len(found) - 1)]
-            nodes = [node for node in stage.scored if scores[node] >= 0.005]
-            drawn = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
-            states = ["root", *("accepted" if node in stage.kept else "unvisited" for node in nodes[1:])]
-            for node in set(stage.next) & set(nodes[1:]):
-                states[nodes.index(node)] = "recovered"
+            at = min(forward, len(found) - 1)
+            stage, nodes = found[at], [node for node in found[at].scored if scores[node] >= 0.005]
+            table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
+            states = ["accepted" if node in stage.kept else "unvisited" for node in nodes]
+            states = ["recovered" if node in stage.next else state for node, state in zip(nodes, states, strict=True)]
             ax = figure.add_axes((i / len(rules), 0, 1 / len(rules), 0.92))
-            draw_tree(drawn.assign(state=states), ax=ax, notes=score_notes(scores, nodes))
-            ended = " · ended" if forward >= len(found) - 1 else ""
-            ax.set_title(f"{name}: {min(forward, len(found) - 1)} forwards{ended}")
+            draw_tree(table.assign(state=["root", *states[1:]]), ax=ax, notes=score_notes(scores, nodes))
+            ax.set_title(f"{name}: {at} forwards{' · ended' if at == len(found) - 1 else ''}")
             covers, mass = (float(scores[list(nodes)].sum()) for nodes in (stage.kept, stage.next))
             likely = [node for node in stage.next if node] or [0]
             following = ", ".join(f"{html.escape(labels[node])} {float(scores[node]):.2f}" for node in likely)
@@ -176,8 +165,7 @@ def reliability_explorer(chains: pd.DataFrame) -> Explorer:
         rows = chains[(chains["depth"] <= depth) & (chains["alive"] | (of == "path"))]
         values, hit = rows["confidence" if of == "token" else "path"].to_numpy(), rows["hit"].to_numpy()
         table = reliability(values, hit, bins=bins, equal=equal)
-        with plt.rc_context(STYLE):
-            figure = Figure(figsize=(9, 4.2), dpi=100)
+        with canvas(9, 4.2) as figure:
             ax, side = figure.add_axes((0.09, 0.15, 0.42, 0.78)), figure.add_axes((0.62, 0.15, 0.36, 0.78))
             draw_reliability(table, ax=ax)
             side.bar(table["bin"], table["count"], color=COLOURS["recovered"])
@@ -185,11 +173,9 @@ def reliability_explorer(chains: pd.DataFrame) -> Explorer:
             error = ece(values, hit, bins=bins, equal=equal)
             return png(figure), f"{len(hit)} tokens · ECE {error:.4f} · Brier {brier(values, hit):.4f}"
 
-    choices = {
-        name: ipywidgets.Dropdown(options=o) for name, o in (("of", ["token", "path"]), ("equal", ["width", "count"]))
-    }
-    return explorer({"of": choices["of"], "bins": Int(10, 2, 30), "equal": choices["equal"],
-                     "depth": Int(deepest, 1, deepest)}, render)  # fmt: skip
+    of, equal = (ipywidgets.Dropdown(options=options) for options in (("token", "path"), ("width", "count")))
+    controls = {"of": of, "bins": Int(10, 2, 30), "equal": equal, "depth": Int(deepest, 1, deepest)}
+    return explorer(controls, render)
 
 
 def sweep_explorer(table: pd.DataFrame, axes: Sequence[str], value: str) -> Explorer:
@@ -205,27 +191,26 @@ def sweep_explorer(table: pd.DataFrame, axes: Sequence[str], value: str) -> Expl
     def render(**at: float) -> Picture:
         slab = table[table[third] == at[third]].pivot_table(index=second, columns=first, values=value)
         line = table[(table[first] == at[first]) & (table[second] == at[second])].groupby(third)[value].mean()
-        with plt.rc_context(STYLE):
-            figure = Figure(figsize=(10, 4.2), dpi=100)
+        with canvas(10, 4.2) as figure:
             ax, side = figure.add_axes((0.08, 0.15, 0.45, 0.72)), figure.add_axes((0.66, 0.15, 0.32, 0.72))
             shade = ax.imshow(slab, cmap="viridis", aspect="auto", vmin=table[value].min(), vmax=table[value].max())
-            place = list(slab.columns).index(at[first]), list(slab.index).index(at[second])
+            top, place = slab.max(axis=None), (list(slab.columns).index(at[first]), list(slab.index).index(at[second]))
             for (row, column), number in np.ndenumerate(slab.to_numpy()):
-                best = "★ " if number == np.nanmax(slab.to_numpy()) else ""
                 ink = INK if shade.norm(number) > 0.6 else "white"  # on bright cells and on dark ones
-                ax.text(column, row, f"{best}{number:.2f}", ha="center", va="center", color=ink, fontsize=12)
+                words = f"{'★ ' if number == top else ''}{number:.2f}"
+                ax.text(column, row, words, ha="center", va="center", color=ink, fontsize=12)
                 if (column, row) == place:
-                    ax.plot(*place, "o", ms=44, mfc="none", mec=ink, mew=2)
+                    ax.plot(*place, **RING | {"ms": 44, "mec": ink})
             ax.set(xticks=range(slab.shape[1]), xticklabels=slab.columns, xlabel=first, yticks=range(slab.shape[0]))
             ax.set(yticklabels=slab.index, ylabel=second, title=f"{value} at {third} {at[third]:g}")
             side.plot(range(len(line)), line, "o-", color=COLOURS["recovered"])
-            side.plot(list(line.index).index(at[third]), line[at[third]], "o", ms=16, mfc="none", mec=INK, mew=2)
+            side.plot(list(line.index).index(at[third]), line[at[third]], **RING)
             side.plot(int(np.nanargmax(line)), line.max(), "*", ms=16, color=COLOURS["bonus"])
             side.set(xticks=range(len(line)), xticklabels=[f"{x:g}" for x in line.index], xlabel=third, ylabel=value)
             return png(figure)
 
-    options = {name: sorted(table[name].unique()) for name in axes}
-    return explorer({name: ipywidgets.SelectionSlider(options=o) for name, o in options.items()}, render, row=3)
+    controls = {name: ipywidgets.SelectionSlider(options=sorted(table[name].unique())) for name in axes}
+    return explorer(controls, render, row=3)
 
 
 def threshold_explorer(table: pd.DataFrame) -> Explorer:
@@ -238,12 +223,11 @@ def threshold_explorer(table: pd.DataFrame) -> Explorer:
     def render(threshold: float, call: float, node: float) -> Picture:
         speed = prices.speed(table["τ"], table["forwards"], table["nodes"], call=call, node=node)
         top, row = speed.idxmax(), table.loc[threshold]
-        with plt.rc_context(STYLE):
-            figure = Figure(figsize=(10, 4.2), dpi=100)
+        with canvas(10, 4.2) as figure:
             axes = figure.add_axes((0.08, 0.15, 0.4, 0.78)), figure.add_axes((0.58, 0.15, 0.4, 0.78))
             for ax, values, name in zip(axes, (speed, table["τ"]), ("tokens per target call's time", "τ"), strict=True):
                 ax.plot(values.index, values, "o-")
-                ax.plot(threshold, values[threshold], "o", ms=16, mfc="none", mec=INK, mew=2)
+                ax.plot(threshold, values[threshold], **RING)
                 ax.set(xlabel="threshold", ylabel=name)
             axes[0].plot(top, speed[top], "*", ms=18, color=COLOURS["bonus"])
             return png(figure), (
@@ -270,22 +254,19 @@ def whatif_speed_ups(race: pd.DataFrame, draft: float, node: float) -> pd.Series
 
 
 def whatif_explorer(race: pd.DataFrame, labels: Mapping[str, str]) -> Explorer:
-    """Who would win a recorded race where drafting and verifying cost something else. labels: what methods are called."""
+    """Who would win a recorded race if drafting and verifying cost something else. labels: what methods are called."""
     shown = race[race["method"].isin(labels)]
 
     def render(draft: float, node: float) -> Picture:
-        speeds = whatif_speed_ups(shown, draft, node)
-        table = pd.DataFrame({"method": [labels[n] for n in speeds.index], "predicted speed-up": speeds.to_numpy()})
-        table["draft"] = ["a model drafts" if prices.head_of(n) else "no draft model" for n in speeds.index]
-        with plt.rc_context(STYLE):
-            figure = Figure(figsize=(12, 5.2), dpi=100, layout="constrained")
-            ranked(table, "predicted speed-up", "method", "draft", ax=figure.subplots()).axvline(
-                1, color="0.4", ls="--"
-            )
-            first = table.iloc[0]
+        table = whatif_speed_ups(shown, draft, node).rename("predicted speed-up").reset_index()
+        table["draft"] = ["a model drafts" if prices.head_of(name) else "no draft model" for name in table["method"]]
+        table["method"] = table["method"].map(labels)
+        with canvas(12, 5.2, layout="constrained") as figure:
+            ax = ranked(table, "predicted speed-up", "method", "draft", ax=figure.subplots())
+            ax.axvline(1, color="0.4", ls="--")
             return png(figure), (
                 f"A draft forward at {draft:.2f} and a node at {node:.3f} of a target forward: "
-                f"<b>{first['method']}</b> is first with {first['predicted speed-up']:.2f} times generate."
+                f"<b>{table['method'][0]}</b> is first with {table['predicted speed-up'][0]:.2f} times generate."
             )
 
     forward = Float(0.1, min=0, max=0.6, step=0.02, description="a draft forward costs")

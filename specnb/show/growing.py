@@ -2,25 +2,21 @@
 
 import copy
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import ipywidgets
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
 
 from specnb import verifiers
 from specnb.decode import Step, steps
 from specnb.drafters import ProgressiveDrafter, pools
-from specnb.show.charts import draw_mask, token_html
+from specnb.show.charts import draw_mask, so_far, step_html
 from specnb.show.explorers import Explorer, Picture, explorer
-from specnb.show.look import STYLE, TEXT_STYLE, png
-from specnb.show.trees import draw_tree, next_kind, tree_table
+from specnb.show.look import canvas, png
+from specnb.show.trees import Pieces, draw_tree, tree_table
 from specnb.target import Target
 from specnb.tree import Draft, TokenTree
-
-Pieces = Callable[[Sequence[int]], Sequence[str]]  # token ids → texts, as Pair.pieces
 
 
 @dataclass(frozen=True)
@@ -65,8 +61,7 @@ def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> Picture:
     before = frames[max(index - 1, 0)].paths()  # nothing is new in the first frame
     before |= {path[1:] for path in before}  # what has stepped since lost its first node
     fresh = [node for node in range(1, len(tree)) if tree.path_tokens(node) not in before]
-    with plt.rc_context(STYLE):
-        figure = Figure(figsize=(12, 5.6), dpi=100)
+    with canvas(12, 5.6) as figure:
         table = tree_table(Draft(tree), labels=pieces)
         table.loc[1:, "state"] = "unvisited"
         table.loc[fresh, "state"] = "recovered"
@@ -79,17 +74,11 @@ def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> Picture:
 def _words(frames: Sequence[Frame], index: int, pieces: Pieces) -> str:
     frame, step = frames[index], frames[index].step
     tree, sizes = step.draft.tree, [pools.size(trie) for trie in frame.pool.values()]
-    text = [token for earlier in frames[:index] for token in earlier.step.tokens]
-    states = ["accepted"] * len(step.verdict.path) + [next_kind(step.draft, step.verdict)]
-    marked = "".join(map(token_html, pieces(step.tokens), states))
     leaves = [node for node in range(1, step.draft.candidate_rows) if not tree.children[node]]
-    known = " · ".join(html.escape("".join(pieces(tree.path_tokens(node)))) for node in leaves) or "nothing"
-    last = html.escape(pieces([tree.token_list[0]])[0])
-    return (
-        f'<div style="{TEXT_STYLE}">pool: {sum(sizes)} nodes behind {len(sizes)} tokens. '
-        f"Behind “{last}” it knows: {known}"
-        f'<div style="white-space:pre-wrap">{html.escape("".join(pieces(text))).replace("␣", " ")}{marked}</div></div>'
-    )
+    known = " · ".join("".join(pieces(tree.path_tokens(node))) for node in leaves) or "nothing"
+    words = f"pool: {sum(sizes)} nodes behind {len(sizes)} tokens. "
+    words += html.escape(f"Behind “{pieces(tree.token_list[:1])[0]}” it knows: {known}")
+    return so_far(words, [earlier.step for earlier in frames[:index]], step_html(step, pieces), pieces)
 
 
 def growing_explorer(frames: Sequence[Frame], pieces: Pieces) -> Explorer:

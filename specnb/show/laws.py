@@ -1,71 +1,74 @@
 """Explorers of exact laws: move p, q and the shape of the tree; every coin is enumerated, nothing is sampled."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from torch import Tensor
 
 from specnb import exact, growth, verifiers
 from specnb.decode import Verifier
 from specnb.show.explorers import Explorer, Picture, explorer
-from specnb.show.look import COLOURS, INK, STYLE, bars, png
+from specnb.show.look import COLOURS, INK, bars, canvas, png
 from specnb.tree import Drawn
 
-SHAPES = {
-    "chain of 2": growth.chain(2),
-    "chain of 3": growth.chain(3),
+CHAINS = {f"chain of {gamma}": growth.chain(gamma) for gamma in (2, 3)}
+TREES = {
     "two children each, one level": growth.kary(2, 1),
     "uneven: two, two below the first": exact.gallery.UNEVEN,
     "two children each, two levels": growth.kary(2, 2),
 }
+SHAPES = CHAINS | TREES
 RULES: dict[str, Verifier] = {"token-level (RRSw)": verifiers.rrsw, "traversal": verifiers.traversal}
 TARGET = (0.3, 0.4, 0.3)
 DRAFTS = (TARGET, (0.6, 0.3, 0.1), (1.0, 0.0, 0.0))  # at mix 0, ½ and 1
 
 
+def outcome(p: Tensor, q: Tensor, shape: growth.Growth, rule: Verifier) -> dict[str, float]:
+    """Exact expected accepted tokens and total variation ("error") of the decoded text, every coin enumerated.
+
+    p, q: the same law after every prefix, float64; trees are drawn SWOR.
+    """
+    setting = exact.toy_drafter(lambda prefix: q, shape, Drawn.SWOR), rule, lambda prefix: p
+    depth = depth_of(shape)
+    accepted, text = exact.accepted_law(*setting, depth=depth), exact.output_law(*setting, depth=depth)
+    error = exact.total_variation(text, exact.joint(lambda prefix: p, depth + 1))
+    return {"accepted": exact.expectation(accepted, float), "error": error}
+
+
+def depth_of(shape: growth.Growth) -> int:
+    return max(len(path) for path in shape.paths)
+
+
 @lru_cache(maxsize=128)
 def numbers(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> dict[str, dict[str, float]]:
-    """Exact expected accepted tokens and total variation of the decoded text, by rule, every coin enumerated.
+    """``outcome`` by rule. p, q: weights, normalised here.
 
-    p, q: the same law after every prefix, here as weights, normalised; trees are drawn SWOR. Raises ValueError on
-    weights without mass and KeyError on an unknown shape.
+    Raises ValueError on weights without mass and KeyError on an unknown shape.
     """
-    laws = []
     for weights in (p, q):
         if sum(weights) <= 0:
             raise ValueError(f"a law needs some mass, got weights {weights}")
-        laws.append(torch.tensor(weights, dtype=torch.float64) / sum(weights))
-    depth = max(len(path) for path in SHAPES[shape].paths)
-    drafter = exact.toy_drafter(lambda prefix: laws[1], SHAPES[shape], Drawn.SWOR)
-    rules = {**RULES, **({"block": verifiers.block} if shape.startswith("chain") else {})}
-    found = {}
-    for name, rule in rules.items():
-        text = exact.output_law(drafter, rule, lambda prefix: laws[0], depth=depth)
-        accepted = exact.accepted_law(drafter, rule, lambda prefix: laws[0], depth=depth)
-        error = exact.total_variation(text, exact.joint(lambda prefix: laws[0], depth + 1))
-        found[name] = {"accepted": exact.expectation(accepted, float), "error": error}
-    return found
+    laws = [torch.tensor(weights, dtype=torch.float64) / sum(weights) for weights in (p, q)]
+    rules = RULES | ({"block": verifiers.block} if shape in CHAINS else {})
+    return {name: outcome(*laws, SHAPES[shape], rule) for name, rule in rules.items()}
 
 
 def render_law(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> Picture:
     """PNG (1000 × 420): the two laws at left; at right what each verifier accepts, and how far its text is off."""
-    found = numbers(p, q, shape)
-    with plt.rc_context(STYLE):
-        figure = Figure(figsize=(10, 4.2), dpi=100)
+    found, depth = numbers(p, q, shape), depth_of(SHAPES[shape])
+    with canvas(10, 4.2) as figure:
         ax = figure.add_axes((0.07, 0.18, 0.36, 0.68))
-        for shift, (name, weights) in zip((-0.2, 0.2), (("p", p), ("q", q)), strict=True):
-            ax.bar(np.arange(len(weights)) + shift, np.array(weights) / sum(weights), 0.4, **bars(name))
-        ax.set(xticks=range(len(p)), xticklabels="abc"[: len(p)], ylim=(0, 1.02), ylabel="probability")
+        _draw_laws(ax, np.array(p) / sum(p), np.array(q) / sum(q), "abc")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2)
         side = figure.add_axes((0.66, 0.28, 0.3, 0.56))
-        names, depth = list(found), max(len(path) for path in SHAPES[shape].paths)
-        lengths = [found[name]["accepted"] for name in names]
-        side.barh(names, lengths, color=[COLOURS["accepted"], COLOURS["bonus"], COLOURS["recovered"]][: len(names)])
-        for i, value in enumerate(lengths):
-            side.text(value + 0.02 * depth, i, f"{value:.4f}", va="center", fontsize=13)
+        lengths = [row["accepted"] for row in found.values()]
+        colours = [COLOURS["accepted"], COLOURS["bonus"], COLOURS["recovered"]]
+        shown = side.barh(list(found), lengths, color=colours[: len(found)])
+        side.bar_label(shown, fmt="{:.4f}", padding=5, fontsize=13)
         side.set(xlim=(0, depth * 1.25), xlabel=f"expected accepted tokens, depth {depth}")
         side.invert_yaxis()
         worst = max(row["error"] for row in found.values())
@@ -74,15 +77,21 @@ def render_law(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> Pictur
         return png(figure)
 
 
+def _draw_laws(ax: Axes, p: Sequence[float], q: Sequence[float], letters: str) -> None:
+    at = np.arange(len(p))
+    ax.bar(at - 0.2, p, 0.4, **bars("p"))
+    ax.bar(at + 0.2, q, 0.4, **bars("q"))
+    ax.set(xticks=at, xticklabels=letters, ylim=(0, 1.02), ylabel="probability")
+
+
 def law_explorer() -> Explorer:
     """Edit p, q and the shape of the tree; exact expected lengths and the exactness of the output follow.
 
     controls: p_a, p_b, p_c, q_a, q_b, q_c and shape.
     """
-    start = {"p": TARGET, "q": DRAFTS[1]}
     sliders = {
         f"{name}_{letter}": ipywidgets.FloatSlider(value, min=0, max=1, step=0.05, description=f"{name}({letter})")
-        for name, values in start.items()
+        for name, values in (("p", TARGET), ("q", DRAFTS[1]))
         for letter, value in zip("abc", values, strict=True)
     }
 
@@ -109,29 +118,19 @@ def acceptance(mix: float, gamma: int) -> dict[str, float]:
     between q and p; error, that between the law of the decoded text (gamma + 1 tokens) and the target's own.
     """
     p, q = torch.tensor(TARGET, dtype=torch.float64), torch.tensor(draft_law(mix))
-    setting = exact.toy_drafter(lambda prefix: q, growth.chain(gamma), Drawn.IID), verifiers.token_level, lambda _: p
-    text = exact.output_law(*setting, depth=gamma)
-    return {
-        "overlap": float(torch.minimum(p, q).sum()),
-        "accepted": exact.expectation(exact.accepted_law(*setting, depth=gamma), float),
-        "distance": float((p - q).abs().sum() / 2),
-        "error": exact.total_variation(text, exact.joint(lambda _: p, gamma + 1)),
-    }
+    overlap, distance = float(torch.minimum(p, q).sum()), float((p - q).abs().sum() / 2)
+    return {"overlap": overlap, "distance": distance, **outcome(p, q, growth.chain(gamma), verifiers.token_level)}
 
 
 def render_acceptance(mix: float, gamma: int) -> Picture:
     """PNG (1000 × 420): p, q and their overlap at left, the exact numbers of ``acceptance`` at right."""
-    mix = round(mix, 6)
-    q, numbers = draft_law(mix), acceptance(mix, gamma)
-    with plt.rc_context(STYLE):
-        figure = Figure(figsize=(10, 4.2), dpi=100)
+    q, numbers = draft_law(round(mix, 6)), acceptance(round(mix, 6), gamma)
+    at, low = np.arange(3), np.minimum(TARGET, q)
+    with canvas(10, 4.2) as figure:
         ax = figure.add_axes((0.07, 0.12, 0.45, 0.74))
-        at, low = np.arange(3), np.minimum(TARGET, q)
-        ax.bar(at - 0.2, TARGET, 0.4, **bars("p"))
-        ax.bar(at + 0.2, q, 0.4, **bars("q"))
+        _draw_laws(ax, TARGET, q, "ABC")
         ax.bar(at, low, 0.86, color=COLOURS["accepted"], alpha=0.3, label="overlap min(p, q)")
         ax.hlines(low, at - 0.43, at + 0.43, color=COLOURS["accepted"], lw=3)
-        ax.set(xticks=at, xticklabels=["A", "B", "C"], ylim=(0, 1.02), ylabel="probability")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)
         side = figure.add_axes((0.58, 0.2, 0.4, 0.1))
         side.barh(0, gamma, 1, color="white", edgecolor=INK)

@@ -5,7 +5,8 @@ styles say the same without colour.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,30 +53,23 @@ COLOURS = {state: look.colour for state, look in LOOKS.items()}
 TEXT_STYLE = "font-size:17px;line-height:1.8;white-space:pre-wrap;max-width:1100px"
 HATCH = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}
 KINDS = (("#4477AA", ""), ("#CCBB44", "//"), ("#AA3377", ".."), ("#66CCEE", "xx"), ("#BBBBBB", ""))
-STYLE = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 13,
-    "axes.titlesize": 14,
-    "axes.labelsize": 13,
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "legend.fontsize": 12,
-    "legend.frameon": False,
-    "figure.figsize": (9.0, 4.5),
-    "figure.dpi": 100,
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": False,
-    "hatch.linewidth": 0.6,
-    "axes.prop_cycle": cycler(color=["#4477AA", "#CCBB44", "#66CCEE", "#AA3377", "#228833", "#EE6677"]),
-}
+STYLE = {"font.family": ["DejaVu Sans"], "font.size": 13, "axes.titlesize": 14, "axes.labelsize": 13}
+STYLE |= {"xtick.labelsize": 12, "ytick.labelsize": 12, "legend.fontsize": 12, "legend.frameon": False}
+STYLE |= {"figure.figsize": (9.0, 4.5), "figure.dpi": 100, "figure.facecolor": "white", "hatch.linewidth": 0.6}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
+STYLE["axes.prop_cycle"] = cycler(color=["#4477AA", "#CCBB44", "#66CCEE", "#AA3377", "#228833", "#EE6677"])
 
 
 def use_style() -> None:
     """One look for all notebooks: readable on a projector, white, no frame lines that carry nothing."""
     plt.rcParams.update(STYLE)
+
+
+@contextmanager
+def canvas(width: float, height: float, **options) -> Iterator[Figure]:
+    """An empty figure of so many hundred pixels, in our style while it is drawn; for ``png``."""
+    with plt.rc_context(STYLE):
+        yield Figure(figsize=(width, height), dpi=100, **options)
 
 
 def light(colour: str) -> tuple[float, ...]:
@@ -105,8 +99,7 @@ def save(drawn: Axes | Figure, name: str, data: pd.DataFrame | pd.Series) -> Pat
         raise ValueError(f"name must be a plain file name without a folder, got {name!r}")
     figure = drawn if isinstance(drawn, Figure) else drawn.figure
     index = not isinstance(data.index, pd.RangeIndex)
-    csv = data.to_csv(index=index, float_format="%.6g", lineterminator="\n")
-    path = files.FIGURES / f"{name}.png"
+    csv, path = data.to_csv(index=index, float_format="%.6g", lineterminator="\n"), files.FIGURES / f"{name}.png"
     files.write_all({path.with_suffix(".csv"): csv, path: _encode(figure, dpi=110, bbox_inches="tight")})
     return path
 

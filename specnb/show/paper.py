@@ -1,6 +1,6 @@
-"""Published numbers of the five papers, and ours beside them: quantity · paper · ours · Δ · verdict · why.
+"""Published numbers of the five papers: ``load`` and ``select`` rows, list ``items``, lay one out as a ``table``.
 
-Every table and figure has rows, also those without printed numbers. Verdicts are computed, never typed.
+Every table and figure has rows, also those without printed numbers.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,6 @@ import pandas as pd
 from specnb.models import files
 
 PAPERS = ("ptd", "traversal", "dynatree", "edd_pct", "salf_talf")
-SIGNS = {"matches": "✓", "same shape": "≈", "differs": "✗", "not attempted": "·"}
-COLOURS = {"matches": "#2a9d4a", "same shape": "#3b7dd8", "differs": "#d1495b", "not attempted": "#888888"}
-UNEQUAL = ("same shape", "differs")  # the verdicts that owe a why
-NOISE = 1e-12  # of float arithmetic: 0.72 - 0.71 > 0.01
 
 
 def load(paper: str | None = None) -> pd.DataFrame:
@@ -24,8 +20,8 @@ def load(paper: str | None = None) -> pd.DataFrame:
     """
     if paper is not None and paper not in PAPERS:
         raise ValueError(f"unknown paper {paper!r}: known are {', '.join(PAPERS)}")
-    paths = [files.DATA / "paper" / f"{name}.csv" for name in (PAPERS if paper is None else (paper,))]
-    raw = pd.concat([pd.read_csv(f, dtype=str, keep_default_na=False) for f in paths], ignore_index=True)
+    paths = [files.DATA / "paper" / f"{name}.csv" for name in ([paper] if paper else PAPERS)]
+    raw = pd.concat([pd.read_csv(path, dtype=str, keep_default_na=False) for path in paths], ignore_index=True)
     printed = [v + (f" ± {e}" if e else "") for v, e in zip(raw.value, raw.error, strict=True)]
     number = {name: [float(t.replace(",", "") or "nan") for t in raw[name]] for name in ("value", "error")}
     return raw.assign(**number, printed=printed)

@@ -1,27 +1,19 @@
 """The stepper: a recorded generation replayed, step by step and coin by coin."""
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from specnb.decode import Generation, Step
 from specnb.models import Pair
-from specnb.show.charts import token_html
+from specnb.show.charts import so_far, token_html
 from specnb.show.explorers import Explorer, Picture, explorer
-from specnb.show.look import COLOURS, INK, LOOKS, STYLE, bars, png
-from specnb.show.trees import draw_tree, drawable, legend, tree_table
-
-Pieces = Callable[[Sequence[int]], Sequence[str]]
-TEXT = "font-size:16px;line-height:1.7"
-
-
-# ---- one verification, trial by trial -------------------------------------------------------------------
+from specnb.show.look import COLOURS, INK, LOOKS, bars, canvas, png
+from specnb.show.trees import Pieces, draw_tree, drawable, legend, tree_table
 
 
 def render_step(steps: Sequence[Step], index: int, trial: int, pieces: Pieces) -> bytes:
@@ -31,13 +23,11 @@ def render_step(steps: Sequence[Step], index: int, trial: int, pieces: Pieces) -
     Raises IndexError on an unknown step, ValueError on a trial outside 0..number of trials.
     """
     step = steps[index]
-    with plt.rc_context(STYLE):
-        figure = Figure(figsize=(12, 5.6), dpi=100)
+    with canvas(12, 5.6) as figure:
         table = tree_table(step.draft, step.verdict, labels=pieces, upto=trial)
         on_trial = step.verdict.trials[trial - 1].node if trial else None
-        tree = draw_tree(table, ax=figure.add_axes((0.01, 0.09, 0.66, 0.9)), highlight=on_trial)
-        riding = step.draft.auxiliary is not None
-        legend(tree, [state for state in LOOKS if state != "auxiliary" or riding])
+        ax = draw_tree(table, ax=figure.add_axes((0.01, 0.09, 0.66, 0.9)), highlight=on_trial)
+        legend(ax, [state for state in LOOKS if state != "auxiliary" or step.draft.auxiliary is not None])
         if trial:
             label = drawable(table["label"][on_trial])[:12]
             _draw_coin(figure.add_axes((0.72, 0.76, 0.26, 0.1)), step, trial, label)
@@ -52,31 +42,29 @@ def outcome(step: Step, trial: int) -> str:
     """What the trial-th trial (from 1) came to, in words."""
     if trial == 0:
         return "nothing tried yet" if step.verdict.trials else "nothing to try: the target's own token"
-    threshold, coin = step.verdict.trials[trial - 1].probability, _coin(step, trial)
-    said = "accepted" if step.verdict.trials[trial - 1].accepted else "rejected"
+    now, coin = step.verdict.trials[trial - 1], _coin(step, trial)
+    said = "accepted" if now.accepted else "rejected"
     if coin is None:
         return f"no coin, the target's choice: {said}"
-    return f"coin {coin:.2f} {'<' if coin < threshold else '≥'} threshold {threshold:.2f}: {said}"
+    return f"coin {coin:.2f} {'<' if coin < now.probability else '≥'} threshold {now.probability:.2f}: {said}"
 
 
 def _coin(step: Step, trial: int) -> float | None:
-    """The number behind the trial-th trial; None if the verifier tossed no coins for its trials."""
-    recorded = len(step.uniforms) == len(step.verdict.trials)
-    return step.uniforms[trial - 1] if recorded and trial else None
+    """The number behind the trial-th trial (from 1); None if the verifier tossed no coins for its trials."""
+    return step.uniforms[trial - 1] if len(step.uniforms) == len(step.verdict.trials) else None
 
 
 def _draw_coin(ax: Axes, step: Step, trial: int, label: str) -> None:
     """The threshold as a bar on 0..1, the coin as a line: left of the bar's end means accepted."""
-    now, coin = step.verdict.trials[trial - 1], _coin(step, trial)
-    colour = COLOURS["accepted"]
+    now, coin, colour = step.verdict.trials[trial - 1], _coin(step, trial), COLOURS["accepted"]
     ax.barh(0, 1, 1, color="white", edgecolor=INK, lw=1)
     ax.barh(0, now.probability, 1, color=colour, alpha=0.3, edgecolor=colour, hatch="//", lw=1)
     if coin is not None:
         ax.axvline(coin, color=INK, lw=4)
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.5, 0.5), yticks=[], xticks=[0, 0.5, 1])
     ax.spines[:].set_visible(False)
-    where = f"trial {trial} of {len(step.verdict.trials)}: “{label}”"
-    ax.set_title(f"{where}\nacceptance probability {now.probability:.2f}", parse_math=False)
+    title = f"trial {trial} of {len(step.verdict.trials)}: “{label}”\nacceptance probability {now.probability:.2f}"
+    ax.set_title(title, parse_math=False)
     ax.set_xlabel(outcome(step, trial))
 
 
@@ -110,30 +98,36 @@ def stepper(generation: Generation, pair_or_pieces: Pair | Pieces) -> Explorer:
         raise ValueError("this generation holds no steps: decode with trace='light' or trace='full'")
     pieces = getattr(pair_or_pieces, "pieces", pair_or_pieces)
 
+    counts = [len(step.verdict.trials) for step in steps]
+
     def render(step: int, trial: int) -> Picture:
-        done = min(trial, len(steps[step].verdict.trials))  # a slider cannot have the range 0..0
+        done = min(trial, counts[step])
         return render_step(steps, step, done, pieces), describe(generation, step, done, pieces)
 
-    trials = len(steps[0].verdict.trials)
-    box = explorer({"step": _slider(len(steps) - 1), "trial": _slider(trials)}, render)
-    step, trial = box.controls.step, box.controls.trial
-    box.controls.next = onward = ipywidgets.Button(description="next", tooltip="the next trial, or the next step")
-
-    def enter(change):
+    def enter(change) -> None:
         trial.value = 0
-        count = len(steps[step.value].verdict.trials)
-        trial.max, trial.disabled = max(count, 1), count == 0
+        _reach(trial, counts[step.value])
 
-    def advance(button):
-        if trial.value < len(steps[step.value].verdict.trials):
+    def advance(button) -> None:
+        if trial.value < counts[step.value]:
             trial.value += 1
         elif step.value < len(steps) - 1:
             step.value += 1
 
+    step, trial = ipywidgets.IntSlider(), ipywidgets.IntSlider()
+    _reach(step, len(steps) - 1)
+    _reach(trial, counts[0])
+    box = explorer({"step": step, "trial": trial}, render)
+    box.controls.next = onward = ipywidgets.Button(description="next", tooltip="the next trial, or the next step")
     step.observe(enter, "value")
     onward.on_click(advance)
     box.children = (ipywidgets.HBox([*box.children[0].children, onward]), *box.children[1:])
     return box
+
+
+def _reach(slider: ipywidgets.IntSlider, top: int) -> None:
+    """Let a slider go up to top. The browser's refuses an empty range: one without a choice is 0..1 and disabled."""
+    slider.max, slider.disabled = max(top, 1), top == 0
 
 
 def describe(generation: Generation, index: int, trial: int, pieces: Pieces) -> str:
@@ -142,18 +136,7 @@ def describe(generation: Generation, index: int, trial: int, pieces: Pieces) -> 
     table = tree_table(step.draft, step.verdict, labels=pieces, upto=trial)
     chosen = table[table["state"].isin(["accepted", "recovered", "bonus"])].sort_values("depth")
     chosen = chosen.iloc[: len(step.tokens)]  # the last step may have been cut
-    before = [token for earlier in steps[:index] for token in earlier.tokens]
-    text = "".join(pieces(before[-60:])).replace("␣", " ").replace("⏎", "⏎\n")
-    marked = "".join(map(token_html, chosen["label"], chosen["state"]))
     accepted = sum(len(s.verdict.path) for s in steps[:index]) + int((table["state"] == "accepted").sum())
-    place = f"<b>steps[{index}]</b> of {len(steps)} · trial {trial} of {len(step.verdict.trials)}"
-    place += f" · {accepted} draft tokens accepted so far · <b>{html.escape(outcome(step, trial))}</b>"
-    return (
-        f'<div style="{TEXT}">{place}'
-        f'<div style="white-space:pre-wrap">{"…" * (len(before) > 60)}{html.escape(text)}{marked}</div></div>'
-    )
-
-
-def _slider(top: int) -> ipywidgets.IntSlider:
-    """0..top. The browser's slider refuses an empty range, so one without a choice is 0..1 and disabled."""
-    return ipywidgets.IntSlider(0, 0, max(top, 1), disabled=top == 0)
+    words = f"<b>steps[{index}]</b> of {len(steps)} · trial {trial} of {len(step.verdict.trials)}"
+    words += f" · {accepted} draft tokens accepted so far · <b>{html.escape(outcome(step, trial))}</b>"
+    return so_far(words, steps[:index], "".join(map(token_html, chosen["label"], chosen["state"])), pieces)

@@ -6,17 +6,17 @@ from functools import cache
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from torch import Tensor
 
 from specnb.show.look import INK, LOOKS, Look, light
-from specnb.tree import Draft, Trial, Verdict
+from specnb.tree import Draft, TokenTree, Trial, Verdict
 
-Labels = Callable[[Sequence[int]], Sequence[str]] | Sequence[str] | None  # e.g. Pair.pieces
-
-
+Pieces = Callable[[Sequence[int]], Sequence[str]]  # token ids → texts, as Pair.pieces
+Labels = Pieces | Sequence[str] | None
 PLACES = {
     "under": {"ha": "center", "va": "top", "linespacing": 1.05},
     "side": {"ha": "left", "va": "center_baseline"},
@@ -40,17 +40,15 @@ def tree_table(
     parents centred, the next token right of its siblings; they do not depend on upto. Missing: nan.
     Raises ValueError on an upto outside 0..number of trials and on a wrong number of labels.
     """
-    tree, tokens, parents = draft.tree, list(draft.tree.token_list), list(draft.tree.parent_list)
-    trials = () if verdict is None else verdict.trials
+    tree, whole, trials = draft.tree, draft.tree, () if verdict is None else verdict.trials
     if upto is not None and not 0 <= upto <= len(trials):
         raise ValueError(f"upto must be in 0..{len(trials)}, the number of trials, got {upto}")
     complete = verdict is not None and upto in (None, len(trials))
     states = _states(draft, trials[:upto], verdict.path if complete else None)
     if verdict is not None:
-        tokens.append(verdict.next_token)
-        parents.append(_end(verdict))
+        whole = tree.grow(torch.tensor([verdict.next_token]), torch.tensor([_end(verdict)]))
         states.append(next_kind(draft, verdict))
-    x, depth = _layout(parents)
+    tokens, parents, depth, x = whole.token_list, whole.parent_list, whole.depth_list, _across(whole)
     target, law, tried = (np.full(len(tokens), np.nan) for _ in range(3))
     if p is not None:
         target[1:] = p.double().numpy()[parents[1:], tokens[1:]]
@@ -60,7 +58,7 @@ def tree_table(
         tried[trial.node] = trial.probability
     table = pd.DataFrame({"node": range(len(tokens)), "parent": parents, "depth": depth, "token": tokens})
     table["label"], table["state"] = label_tokens(tokens, labels, len(tree)), states
-    table["x"], table["y"] = x, [-float(level) for level in depth]
+    table["x"], table["y"] = x, -table["depth"].astype(float)
     table["p"], table["q"], table["trial_probability"] = target, law, tried
     table.attrs["size"] = max(x) + 1, max(depth) + 1  # leaves, levels: the same for every upto
     return table if complete or verdict is None else table.iloc[:-1]
@@ -104,22 +102,13 @@ def _states(draft: Draft, trials: Sequence[Trial], path: Sequence[int] | None) -
     return ["root", *states[1:]]
 
 
-def _layout(parents: Sequence[int]) -> tuple[list[float], list[int]]:
-    """x and depth of every node: leaves 0, 1, … from the left, parents over the middle of their children."""
-    below: list[list[int]] = [[] for _ in parents]
-    x, depth, stack, leaves = [0.0] * len(parents), [0] * len(parents), [0], 0
-    for node, parent in enumerate(parents[1:], start=1):
-        below[parent].append(node)
-        depth[node] = depth[parent] + 1
-    while stack:
-        node = stack.pop()
-        stack.extend(reversed(below[node]))
-        if not below[node]:
-            x[node], leaves = float(leaves), leaves + 1
-    for node in reversed(range(len(parents))):
-        if below[node]:
-            x[node] = (x[below[node][0]] + x[below[node][-1]]) / 2
-    return x, depth
+def _across(tree: TokenTree) -> list[float]:
+    """x of every node: leaves 0, 1, … from the left, parents over the middle of their children."""
+    x = {leaf: float(place) for place, leaf in enumerate(sorted(tree.leaves, key=tree.path))}
+    for node in reversed(range(len(tree))):
+        if below := tree.children[node]:
+            x[node] = (x[below[0]] + x[below[-1]]) / 2
+    return [x[node] for node in range(len(tree))]
 
 
 def draw_tree(
@@ -136,11 +125,10 @@ def draw_tree(
     highlight: a node to put a ring around.
     """
     texts = [drawable(label) for label in table["label"]]
-    if notes is None:
-        notes = [_note(p=row.p, q=row.q) if probabilities else [] for row in table.itertuples()]
-    else:
+    if notes is not None:
         notes = [[note] if note else [] for note in notes]
-    beside = [sum(len(part) + 1 for part in note) for note in notes]  # characters, if written behind the label
+    else:
+        notes = [_note(p=row.p, q=row.q) if probabilities else [] for row in table.itertuples()]
     longest, extra = max(map(len, texts)), max(map(len, notes))
     columns, levels = table.attrs.get("size") or (table["x"].max() + 1, table["depth"].max() + 1)
     if ax is None:
@@ -149,6 +137,7 @@ def draw_tree(
     width, height = points(ax)
     across, down = width / columns, height / levels
     size = min(max(min(across, down * 0.6) * 0.6, 6), 22)
+    beside = [sum(len(part) + 1 for part in note) for note in notes]  # characters, if written behind the label
     place, font, room = _place(across, down, size, longest, extra, max(beside))
     lead = size / across if place == "side" else 0.5  # labels beside their nodes: all the room is on the right
     ax.set(xlim=(-lead, columns - lead), ylim=(size * 0.8 / down - levels, size * 0.8 / down))
@@ -216,22 +205,17 @@ def _place(across: float, down: float, size: float, longest: int, extra: int, be
     across, down: points per leaf and per level; size: of a node; extra, beside: notes to write to the label, in lines
     below it or in characters behind it.
     """
-    best = ("under", 7, 0)
+    best, enough = ("under", 7, 0.0), min(longest, 5)
     for font in range(12, 6, -1):
-        em, line, enough = 0.62 * font, 1.3 * font, min(longest, 5)
-        one_line = enough + beside
-        lines = size * 1.3 + line * (1 + extra) + 5
-        options = (
-            ("under", across / em - 1 if down > lines else 0, enough),
-            ("side", (across - size) / em - 1 if down > line else 0, one_line),
-            ("turned", (down - size * 1.3 - 6) / em if across > line else 0, one_line),
-        )
-        for place, characters, wanted in options:
-            if characters >= wanted:
-                return place, font, int(characters)
-            if characters > best[2]:
-                best = (place, font, int(characters))
-    return best
+        em, line = 0.62 * font, 1.3 * font
+        under = across / em - 1 if down > size * 1.3 + line * (1 + extra) + 5 else 0
+        side = (across - size) / em - 1 if down > line else 0
+        turned = (down - size * 1.3 - 6) / em if across > line else 0
+        for place, room, notes in (("under", under, 0), ("side", side, beside), ("turned", turned, beside)):
+            if room >= enough + notes:
+                return place, font, int(room)
+            best = max(best, (place, font, room), key=lambda option: option[2])
+    return best[0], best[1], int(best[2])
 
 
 def _note(**values: float) -> list[str]:

@@ -8,7 +8,6 @@ python -m specnb.training report             agreement and τ of every trained h
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from specnb import heads, models
@@ -38,26 +37,27 @@ def main() -> None:
     train.add_argument("--out", type=Path, default=heads.FOLDER, help="folder for weights, card and learning curve")
     train.add_argument("--shards", type=int, default=None, help="only the first so many shards of each corpus")
     train.add_argument("--again", action="store_true", help="train anew what was trained on the same terms")
-    report = commands.add_parser("report", parents=[number], help="measure trained heads on the held-out text")
-    report.add_argument("--heads", type=Path, default=heads.FOLDER)
+    trained = argparse.ArgumentParser(add_help=False, parents=[number])
+    trained.add_argument("--heads", type=Path, default=heads.FOLDER)
+    report = commands.add_parser("report", parents=[trained], help="measure trained heads on the held-out text")
     report.add_argument("--out", type=Path, default=runs.REPORT)
-    ranks = commands.add_parser("ranks", parents=[number], help="EAGLE-type heads by rank of the conditioning token")
-    ranks.add_argument("--heads", type=Path, default=heads.FOLDER)
+    ranks = commands.add_parser("ranks", parents=[trained], help="EAGLE-type heads by rank of the conditioning token")
     ranks.add_argument("--every", type=int, default=3, help="one in so many held-out texts")
     options = parser.parse_args()
     command = provenance.command("specnb.training")
     pair = models.load_pair(dtype=options.dtype)
     if options.what == "corpus":
         pair.target.set_attn_implementation("specnb_grouped")
-        settings, more = writing.Settings(rows=options.rows), {}
+        settings, more = {"rows": options.rows}, {}
         if options.guided:
-            settings = replace(settings, question_temperature=0.8, longest_question=160)
+            settings |= {"question_temperature": 0.8, "longest_question": 160}
             more = {"folder": corpus.GUIDED, "openings": openings.openings()}
+        settings = writing.Settings(**settings)
         corpus.write(pair, options.tokens, command=command, settings=settings, seed=options.seed, **more)
     elif options.what == "held-out":
         runs.write_held_out(pair, command)
     elif options.what == "train":
-        schedule = replace(loop.Schedule(epochs=options.epochs), lr=options.lr)
+        schedule = loop.Schedule(epochs=options.epochs, lr=options.lr)
         text = {"dialogues": corpus.mixed(shards=options.shards), "ids": runs.vocabulary()}
         untrained = [name for name in options.names if options.again or not (options.out / f"{name}.json").exists()]
         layers = set().union(*(loop.RECIPES[name].layers for name in untrained))

@@ -1,7 +1,5 @@
 """What the target says off its own path: small trees hung at chosen places of a text, scored in two passes."""
 
-import hashlib
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +11,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
-from specnb import heads, masks
+from specnb import masks
+from specnb.heads import Frozen, fingerprint
 from specnb.models import files
-from specnb.training.features import Features
+from specnb.training.features import Features, cached
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,14 +97,7 @@ def choose_roots(data: Features, dialogues: Sequence[int], m: int, seed: int) ->
 
 
 def compute(
-    model: PreTrainedModel,
-    frozen: heads.Frozen,
-    data: Features,
-    dialogues: Sequence[int],
-    *,
-    k: int,
-    m: int,
-    seed: int = 0,
+    model: PreTrainedModel, frozen: Frozen, data: Features, dialogues: Sequence[int], *, k: int, m: int, seed: int = 0
 ) -> Branches:
     """TALF's trees (Algorithm 1, lines 1 to 5), built by the target with beam search of width k and depth 3.
 
@@ -113,25 +105,18 @@ def compute(
     with the root, 1 + 2k laws to learn from. Kept in the cache, like features.
     """
     kept, roots = choose_roots(data, dialogues, m, seed)
-    key = hashlib.sha256(
-        json.dumps(
-            [heads.fingerprint(model), str(frozen.rows.dtype), k, m, kept, roots.tolist(), frozen.ids.tolist()]
-        ).encode()
-    )
-    key.update(data.tokens.numpy().tobytes())
-    file = files.cache_dir() / "features" / f"branches-{key.hexdigest()[:16]}.pt"
-    if not file.exists():
+    target = [fingerprint(model), str(frozen.rows.dtype), frozen.ids.tolist()]
+    key, names = json.dumps([*target, k, kept, roots.tolist(), data.tokens.tolist()]), ("tokens", "parents", "soft")
+
+    def trees(_) -> dict[str, Tensor]:
         bar = tqdm(zip(kept, roots, strict=True), total=len(kept), desc=f"trees, k={k}", disable=files.QUIET)
         found = [_tree(model, frozen, data, i, at, k) for i, at in bar]
-        buffer = io.BytesIO()
-        torch.save([torch.stack(parts) for parts in zip(*found, strict=True)], buffer)
-        files.write(file, buffer.getvalue())
-    return Branches(torch.tensor(kept), roots, *torch.load(file, weights_only=True, mmap=True))
+        return dict(zip(names, map(torch.stack, zip(*found, strict=True)), strict=True))
+
+    return Branches(torch.tensor(kept), roots, **cached(key, names, trees))
 
 
-def _tree(
-    model: PreTrainedModel, frozen: heads.Frozen, data: Features, i: int, roots: Tensor, k: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _tree(model: PreTrainedModel, frozen: Frozen, data: Features, i: int, roots: Tensor, k: int) -> tuple[Tensor, ...]:
     """Tokens (2, m, k), parents (m, k) and soft rows (2, m, k, width) of the trees of one dialogue."""
     begin, end = int(data.start[i]), int(data.start[i + 1])
     best, p = data.best[begin + roots, :k].long(), data.best_p[begin + roots, :k].float()  # (m, k)

@@ -4,9 +4,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain, zip_longest
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -22,33 +22,24 @@ SHARD = 100_000  # answer tokens in a shard
 WINDOW = 8  # words in a row shared with a held-out prompt throw a question away
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Dialogues as one run of tokens: question, answer, question, answer, …
+def save(path: Path, dialogues: Sequence[writing.Dialogue]) -> None:
+    """Write dialogues in one move, as one run of tokens: question, answer, question, answer, …
 
     tokens: (sum of lengths,) uint16; questions, answers: (n,) uint16 lengths; greedy: (n,) bool.
     """
+    parts = {"questions": [len(d.question) for d in dialogues], "answers": [len(d.answer) for d in dialogues]}
+    parts = {"tokens": [t for d in dialogues for t in (*d.question, *d.answer)], **parts}
+    arrays = {name: np.array(values, np.uint16) for name, values in parts.items()}
+    files.write_arrays(path, {**arrays, "greedy": np.array([d.greedy for d in dialogues], bool)})
 
-    tokens: np.ndarray
-    questions: np.ndarray
-    answers: np.ndarray
-    greedy: np.ndarray
 
-    @classmethod
-    def of(cls, dialogues: list[writing.Dialogue]) -> "Shard":
-        return cls(
-            np.array([t for d in dialogues for t in (*d.question, *d.answer)], np.uint16),
-            np.array([len(d.question) for d in dialogues], np.uint16),
-            np.array([len(d.answer) for d in dialogues], np.uint16),
-            np.array([d.greedy for d in dialogues], bool),
-        )
-
-    def dialogues(self) -> Iterator[writing.Dialogue]:
-        end = 0
-        for question, answer, greedy in zip(self.questions, self.answers, self.greedy, strict=True):
-            start, middle, end = end, end + int(question), end + int(question) + int(answer)
-            parts = (tuple(self.tokens[a:b].tolist()) for a, b in ((start, middle), (middle, end)))
-            yield writing.Dialogue(*parts, bool(greedy))
+def read(path: Path) -> list[writing.Dialogue]:
+    """Dialogues that ``save`` has written."""
+    with np.load(path) as arrays:
+        tokens, *columns = (arrays[name].tolist() for name in ("tokens", "questions", "answers", "greedy"))
+    left = iter(tokens)
+    parts = ((tuple(islice(left, q)), tuple(islice(left, a)), greedy) for q, a, greedy in zip(*columns, strict=True))
+    return [writing.Dialogue(*part) for part in parts]
 
 
 def words(text: str) -> list[str]:
@@ -68,22 +59,16 @@ def held_out() -> set[tuple[str, ...]]:
 
 def load(folder: Path = FOLDER, shards: int | None = None) -> list[writing.Dialogue]:
     """The dialogues of a corpus (of its first shards), in order; ValueError if a shard is missing or damaged."""
-    return [dialogue for shard in _shards(folder, shards) for dialogue in shard.dialogues()]
+    return mixed([folder], shards)
 
 
 def mixed(folders: Sequence[Path] = (FOLDER, GUIDED), shards: int | None = None) -> list[writing.Dialogue]:
     """The dialogues of several corpora (of the first shards of each), a shard of each in turn; errors as ``load``."""
-    found = [list(_shards(folder, shards)) for folder in folders]
-    turns = chain.from_iterable(zip_longest(*found))
-    return [dialogue for shard in turns if shard is not None for dialogue in shard.dialogues()]
+    turns = chain.from_iterable(zip_longest(*(_shards(folder, shards) for folder in folders)))
+    return [dialogue for shard in turns if shard for dialogue in shard]
 
 
-def tokens(folder: Path = FOLDER) -> np.ndarray:
-    """All dialogues of a corpus as one run of tokens, uint16; ValueError as for ``load``."""
-    return np.concatenate([shard.tokens for shard in _shards(folder)])
-
-
-def _shards(folder: Path, count: int | None = None) -> Iterator[Shard]:
+def _shards(folder: Path, count: int | None = None) -> Iterator[list[writing.Dialogue]]:
     for entry in read_manifest(folder)["shards"][:count]:
         path = folder / entry["file"]
         if not path.exists() or files.sha256(path) != entry["sha256"]:
@@ -91,8 +76,7 @@ def _shards(folder: Path, count: int | None = None) -> Iterator[Shard]:
                 f"{path} is missing or damaged: restore it, or delete it and its entry in manifest.json, "
                 f"and run `python -m specnb.training corpus` again"
             )
-        with np.load(path) as arrays:
-            yield Shard(**arrays)
+        yield read(path)
 
 
 def read_manifest(folder: Path = FOLDER) -> dict:
@@ -129,41 +113,11 @@ def write(
     terms = {"model": {"name": pair.name, "sha256": weights}, "seed": seed}
     if openings:
         terms["openings"] = hashlib.sha256(json.dumps(list(openings)).encode()).hexdigest()[:16]
-    manifest = {**terms, "shards": []}
-    if (folder / "manifest.json").exists():
-        manifest = read_manifest(folder)
+    manifest = read_manifest(folder) if (folder / "manifest.json").exists() else {**terms, "shards": []}
     for name, value in terms.items():
         if manifest.get(name) != value:
             raise ValueError(f"the corpus in {folder} was written with {name} {manifest.get(name)}, not with {value}")
     asked = {tuple(words(pair.decode(d.question))) for d in load(folder)} if manifest["shards"] else set()
-    wanted = _filter(pair, asked)
-    number = 1 + max((int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz")), default=-1)
-    begun = [tuple(pair.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in openings]
-    stream = writing.dialogues(
-        pair.target, pair.tokenizer, settings, seed=_stream_seed(seed, number), wanted=wanted, openings=begun
-    )
-    have = sum(entry["answer_tokens"] for entry in manifest["shards"])
-    with tqdm(total=target_answer_tokens, initial=have, unit="token", unit_scale=True, disable=files.QUIET) as bar:
-        while have < target_answer_tokens:
-            began, dialogues, count = time.monotonic(), [], 0
-            while count < shard:
-                dialogues.append(next(stream))
-                count += len(dialogues[-1].answer)
-                bar.update(len(dialogues[-1].answer))
-            entry = _save(folder, number, Shard.of(dialogues))
-            number += 1
-            facts = {
-                "settings": asdict(settings),
-                "answer_tokens": count,
-                "seconds": round(time.monotonic() - began, 1),
-            }
-            manifest["shards"].append({**entry, **facts, **provenance.facts(command)})
-            files.write_json(folder / "manifest.json", manifest)
-            have += count
-    return manifest
-
-
-def _filter(pair: models.Pair, asked: set[tuple[str, ...]]) -> Callable[[tuple[int, ...]], bool]:
     forbidden = held_out()
 
     def wanted(question: tuple[int, ...]) -> bool:
@@ -174,15 +128,30 @@ def _filter(pair: models.Pair, asked: set[tuple[str, ...]]) -> Callable[[tuple[i
         asked.add(key)
         return True
 
-    return wanted
+    number = 1 + max((int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz")), default=-1)
+    begun = [tuple(pair.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in openings]
+    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])  # this run's stream
+    stream = writing.dialogues(pair.target, pair.tokenizer, settings, seed=own, wanted=wanted, openings=begun)
+    have = sum(entry["answer_tokens"] for entry in manifest["shards"])
+    with tqdm(total=target_answer_tokens, initial=have, unit="token", unit_scale=True, disable=files.QUIET) as bar:
+        while have < target_answer_tokens:
+            began, dialogues, count = time.monotonic(), [], 0
+            while count < shard:
+                dialogues.append(next(stream))
+                count += len(dialogues[-1].answer)
+                bar.update(len(dialogues[-1].answer))
+            entry = _save(folder, number, dialogues)
+            number += 1
+            entry |= {"settings": asdict(settings), "answer_tokens": count}
+            entry |= {"seconds": round(time.monotonic() - began, 1), **provenance.facts(command)}
+            manifest["shards"].append(entry)
+            files.write_json(folder / "manifest.json", manifest)
+            have += count
+    return manifest
 
 
-def _stream_seed(seed: int, shard: int) -> int:
-    return int(np.random.SeedSequence([seed, shard]).generate_state(1)[0])
-
-
-def _save(folder: Path, number: int, shard: Shard) -> dict:
+def _save(folder: Path, number: int, dialogues: Sequence[writing.Dialogue]) -> dict:
     """Write shard-NNN.npz in one move; its manifest entry."""
     path = folder / f"shard-{number:03d}.npz"
-    files.write_arrays(path, vars(shard))
-    return {"file": path.name, "sha256": files.sha256(path), "dialogues": len(shard.questions)}
+    save(path, dialogues)
+    return {"file": path.name, "sha256": files.sha256(path), "dialogues": len(dialogues)}

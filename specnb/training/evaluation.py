@@ -21,32 +21,21 @@ from specnb.training.branches import Branches, choose_roots, score
 from specnb.training.features import Features
 
 DEPTH = 5
+RANKS = 5
 ANSWERED = ("own", "humaneval", "gsm100")
 
 
 @torch.no_grad()
-def answer_greedily(
-    pair: models.Pair, texts: Sequence[str], *, new_tokens: int = 128, rows: int = 27
-) -> list[writing.Dialogue]:
-    """The target's greedy answers to user turns, in the order of the texts; batched, padded on the left."""
-    prompts_ids = [pair.encode(text) for text in texts]
-    before, after = writing.template(pair.tokenizer)
-    pad, eos = pair.tokenizer.pad_token_id, pair.target.generation_config.eos_token_id
-    answers: dict[int, list[int]] = {}
-    order = sorted(range(len(texts)), key=lambda i: len(prompts_ids[i]))
-    for begin in tqdm(range(0, len(order), rows), desc="held-out answers", disable=files.QUIET):
-        batch = order[begin : begin + rows]
-        longest = len(prompts_ids[batch[-1]])
-        ids = torch.tensor([[pad] * (longest - len(prompts_ids[i])) + prompts_ids[i] for i in batch])
-        mask = torch.tensor([[0] * (longest - len(prompts_ids[i])) + [1] * len(prompts_ids[i]) for i in batch])
-        ids, mask = ids.to(pair.target.device), mask.to(pair.target.device)
-        out = pair.target.generate(
-            ids, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, pad_token_id=pad
-        )
-        for i, row in zip(batch, out[:, longest:].tolist(), strict=True):
-            answers[i] = row[: row.index(eos) + 1] if eos in row else row
-    questions = [tuple(ids[len(before) : len(ids) - len(after)]) for ids in prompts_ids]
-    return [writing.Dialogue(q, tuple(answers[i]), True) for i, q in enumerate(questions)]
+def answer_greedily(pair: models.Pair, texts: Sequence[str], *, new_tokens: int = 128) -> list[writing.Dialogue]:
+    """The target's greedy answers to user turns, in the order of the texts."""
+    (before, after), found = writing.template(pair.tokenizer), []
+    for text in tqdm(texts, desc="held-out answers", disable=files.QUIET):
+        prompt = pair.encode(text)
+        ids = torch.tensor([prompt], device=pair.target.device)
+        out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens)
+        question, answer = prompt[len(before) : len(prompt) - len(after)], out[0, len(prompt) :].tolist()
+        found.append(writing.Dialogue(tuple(question), tuple(answer), True))
+    return found
 
 
 def held_out_prompts() -> pd.DataFrame:
@@ -134,15 +123,7 @@ def measure(
 
 @torch.no_grad()
 def by_rank(
-    head: nn.Module,
-    spec: Spec,
-    frozen: Frozen,
-    model: PreTrainedModel,
-    features: Features,
-    *,
-    roots: int,
-    ranks: int = 5,
-    every: int = 1,
+    head: nn.Module, spec: Spec, frozen: Frozen, model: PreTrainedModel, data: Features, *, roots: int, every: int = 1
 ) -> pd.DataFrame:
     """SALF & TALF's figure 2b, one row per (root, rank): the draft goes on from its own rank-n token; is it right?
 
@@ -151,24 +132,24 @@ def by_rank(
     draft's largest probability; p_target, its probability of the target's token (0 outside the draft's vocabulary).
     EAGLE-type heads only; every: take one in so many dialogues.
     """
-    kept, chosen = choose_roots(features, range(0, len(features), every), roots, seed=0)
+    kept, chosen = choose_roots(data, range(0, len(data), every), roots, seed=0)
     output, rows = model.get_output_embeddings().weight, []
     for row, i in enumerate(tqdm(kept, desc="by rank", disable=files.QUIET)):
-        batch = loop.gather(features, [i], frozen.rows)
+        batch = loop.gather(data, [i], frozen.rows)
         at = chosen[row : row + 1].to(frozen.rows.device)
         (text,) = losses.eagle_pass(head, batch.embedded(frozen), batch.hidden[spec.hidden_layer], 1)
-        tokens = frozen.ids[(text[0, at[0]] @ frozen.rows.T).topk(ranks).indices]  # (roots, ranks)
+        tokens = frozen.ids[(text[0, at[0]] @ frozen.rows.T).topk(RANKS).indices]  # (roots, RANKS)
         unused = torch.zeros_like(tokens)[None]
         trees = Branches(torch.tensor([i]), at, torch.stack([tokens, tokens])[None], unused, batch.soft[:, :0])
         _, after, _ = losses.tree_pass(head, frozen, replace(batch, branches=trees))
-        law = (after[0] @ frozen.rows.T).float().softmax(-1)  # (roots, ranks, V_d)
+        law = (after[0] @ frozen.rows.T).float().softmax(-1)  # (roots, RANKS, V_d)
         (states,) = score(model, batch.tokens[0].cpu(), at[0].cpu(), tokens.cpu())
-        target = (states @ output.T).argmax(-1)  # (roots, ranks)
+        target = (states @ output.T).argmax(-1)  # (roots, RANKS)
         column = torch.searchsorted(frozen.ids, target).clamp_max(len(frozen.ids) - 1)
         known = frozen.ids[column] == target
         confidence, best = law.max(-1)
         p_target = law.gather(-1, column[..., None])[..., 0] * known
-        for n in range(ranks):
-            parts = (known & (best == column), confidence, p_target)
-            rows += [(n + 1, *values) for values in zip(*(x[:, n].tolist() for x in parts), strict=True)]
+        rank = torch.arange(1, RANKS + 1).expand_as(best)
+        parts = (rank, known & (best == column), confidence, p_target)
+        rows += zip(*(x.T.flatten().tolist() for x in parts), strict=True)
     return pd.DataFrame(rows, columns=["rank", "hit", "confidence", "p_target"])

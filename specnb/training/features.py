@@ -10,16 +10,16 @@ times a state's length, at a loss below zero).
 
 import hashlib
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from filelock import FileLock
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from specnb import heads, models
@@ -27,7 +27,10 @@ from specnb.models import files
 from specnb.training import writing
 
 CHUNK = 256  # dialogues
+BATCH = 2048  # padded tokens in a forward pass
 TOP = 10  # the teacher's likeliest tokens kept for HASS's loss and for agreement
+
+Text = tuple[Sequence[int], Sequence[int]]  # prompt and answer
 
 
 def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
@@ -64,96 +67,68 @@ class Features:
         return len(self.answer)
 
 
+def cached(key: str, names: Sequence[str], compute: Callable[[list[str]], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors by name, kept in the cache under a key: compute is given the names that are not there yet.
+
+    Each is written in one move, so that OSError from a full disk leaves none that is half written; a lock keeps two
+    processes from the same work. What comes back is mapped from the disk, copied where it is written to.
+    """
+    folder = files.cache_dir() / "features" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name}.pt" for name in names}
+    with FileLock(f"{folder}.lock"):
+        missing = [name for name, path in paths.items() if not path.exists()]
+        for name, tensor in (compute(missing) if missing else {}).items():
+            files.write_torch(paths[name], tensor)
+    return {name: torch.load(path, weights_only=True, mmap=True) for name, path in paths.items()}
+
+
 @torch.no_grad()
-def compute(
-    pair: models.Pair,
-    frozen: heads.Frozen,
-    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-    layers: Sequence[int],
-    *,
-    batch_tokens: int = 2048,
-) -> Features:
-    """Run the target over (prompt, answer) token sequences and keep what heads need, as arrays in the cache.
+def compute(pair: models.Pair, frozen: heads.Frozen, texts: Sequence[Text], layers: Sequence[int]) -> Features:
+    """Run the target over (prompt, answer) token sequences and keep what heads need, as tensors in the cache.
 
     Texts go to the disk in runs of CHUNK, each computed once for the same target and vocabulary, so that a grown
-    corpus only adds to them. All arrays are then read into memory: 2 · width bytes a token for each layer, 4 · width
-    for the soft row, and 40 more. OSError if the disk has no room.
+    corpus only adds to them, and another layer only itself. All are then read into memory: 2 · width bytes a token
+    for each layer, 4 · width for the soft row, and 40 more. OSError if the disk has no room.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
     base = json.dumps([heads.fingerprint(pair.target), str(frozen.rows.dtype), frozen.ids.tolist()])
-    found: dict[str, list[Tensor]] = {}
+    names, chunks = [*(f"hidden{layer}" for layer in layers), "soft", "best", "best_p"], []
     for begin in tqdm(range(0, len(full), CHUNK), unit="chunk", desc="features", disable=files.QUIET):
-        for name, array in _chunk(pair, frozen, full[begin : begin + CHUNK], layers, base, batch_tokens).items():
-            found.setdefault(name, []).append(torch.from_numpy(array))
-    joined = {name: torch.cat(parts) for name, parts in found.items()}
+        part = full[begin : begin + CHUNK]
+        chunks.append(cached(f"{base} {part}", names, partial(_chunk, pair, frozen, part, layers)))
+    joined = {name: torch.cat([chunk[name] for chunk in chunks]) for name in names}
     start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
     return Features(
         tokens=torch.tensor([t for s in full for t in s]),
         start=torch.from_numpy(start),
         answer=torch.tensor([int(b) + len(p) for b, (p, _) in zip(start, texts, strict=False)]),
-        hidden={layer: joined[f"hidden{layer}"].view(torch.bfloat16) for layer in layers},
-        soft=joined["soft"],
-        best=joined["best"],
-        best_p=joined["best_p"].view(torch.bfloat16),
+        hidden={layer: joined.pop(f"hidden{layer}") for layer in layers},
+        **joined,
     )
 
 
-def _chunk(pair, frozen, full, layers, base: str, batch_tokens: int) -> dict[str, np.ndarray]:
-    """Arrays of some token sequences, end to end: computed, or opened if an earlier run has completed them."""
-    start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
-    key = hashlib.sha256(f"{base} {start.tolist()} {full}".encode()).hexdigest()[:16]
-    folder, width, n = files.cache_dir() / "features" / key, frozen.rows.shape[1], int(start[-1])
-    shapes = {f"hidden{layer}": (n, width) for layer in layers} | {
-        "soft": (n, width), "best": (n, TOP), "best_p": (n, TOP)
-    }  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        missing = {name: shape for name, shape in shapes.items() if not (folder / f"{name}.done").exists()}
-        if missing:
-            types = {name: np.float32 if name == "soft" else np.int16 for name in missing}
-            arrays = {name: _room_for(folder / f"{name}.npy", types[name], shape) for name, shape in missing.items()}
-            _fill(pair, frozen, full, start, layers, arrays, batch_tokens)
-            for name, array in arrays.items():
-                array.flush()
-                files.write(folder / f"{name}.done", "")
-    return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in shapes}
-
-
-def _room_for(path: Path, dtype: type, shape: tuple[int, int]) -> np.memmap:
-    """A new array file whose blocks are on the disk already: writing to it cannot run out of room later."""
-    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
-    try:
-        with open(path, "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    except OSError:
-        path.unlink()
-        raise
-    return array
-
-
-def _fill(pair, frozen, full, start, layers, arrays, batch_tokens: int) -> None:
-    """All sequences through the target, longest first, into the arrays."""
-    order = sorted(range(len(full)), key=lambda i: len(full[i]))
+def _chunk(pair, frozen, full, layers, names: Sequence[str]) -> dict[str, Tensor]:
+    """All sequences through the target, longest first; what is wanted of them, end to end."""
+    order, found = sorted(range(len(full)), key=lambda i: len(full[i])), {}
     while order:
-        longest = len(full[order[-1]])
-        rows = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // longest)))]
-        _run(pair, frozen, [full[i] for i in rows], [int(start[i]) for i in rows], layers, arrays)
+        count = max(1, BATCH // len(full[order[-1]]))
+        order, rows = order[:-count], order[-count:]
+        found |= zip(rows, _run(pair, frozen, [full[i] for i in rows], layers), strict=True)
+    return {name: torch.cat([found[i][name] for i in range(len(full))]) for name in names}
 
 
-def _run(pair, frozen, sequences, starts, layers, arrays) -> None:
-    """One right-padded batch through the target; its rows go to their places in the arrays."""
-    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
+def _run(pair, frozen, sequences, layers) -> list[dict[str, Tensor]]:
+    """One right-padded batch through the target: what heads need of each sequence."""
+    ids = pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
+    states = pair.target.base_model(
+        ids.to(pair.target.device), output_hidden_states=True, use_cache=False
+    ).hidden_states
+    found = []
     for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence)
-    out = pair.target.base_model(ids.to(pair.target.device), output_hidden_states=True, use_cache=False)
-    exact = frozen.rows.float()
-    for row, (sequence, begin) in enumerate(zip(sequences, starts, strict=True)):
-        place, last = slice(begin, begin + len(sequence)), out.hidden_states[-1][row, : len(sequence)]
-        law = F.linear(last, frozen.rows).float().softmax(-1)  # (n, V_d)
+        hidden = {f"hidden{layer}": states[layer][row, : len(sequence)].bfloat16() for layer in layers}
+        law = F.linear(states[-1][row, : len(sequence)], frozen.rows).float().softmax(-1)  # (n, V_d)
         best_p, best = law.topk(TOP)
-        found = {f"hidden{layer}": out.hidden_states[layer][row, : len(sequence)] for layer in layers}
-        found["best_p"] = best_p
-        found = {name: value.to("cpu", torch.bfloat16).contiguous().view(torch.int16) for name, value in found.items()}
-        found |= {"best": best.to("cpu", torch.int16), "soft": (law @ exact).cpu()}
-        for name, array in arrays.items():
-            array[place] = found[name].numpy()
+        more = {"soft": law @ frozen.rows.float(), "best": best.to(torch.int16), "best_p": best_p.bfloat16()}
+        found.append({name: value.cpu() for name, value in (hidden | more).items()})
+    return found

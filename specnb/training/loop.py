@@ -1,7 +1,5 @@
 """The training loop: AdamW, warm-up and cosine, gradient clipping, validation, checkpoints that resume bit for bit."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +18,8 @@ from specnb.training import losses
 from specnb.training.branches import Branches
 from specnb.training.features import Features
 from specnb.training.losses import Batch, Loss
+
+Trees = Branches | None
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int 
     yield from found if epoch is None else (found[i] for i in rng.permutation(len(found)))
 
 
-def gather(features: Features, rows: list[int], like: Tensor, trees: Branches | None = None) -> Batch:
+def gather(features: Features, rows: list[int], like: Tensor, trees: Trees = None) -> Batch:
     """One right-padded batch of dialogues, on the device and in the dtype of a tensor like this one."""
     spans = [slice(int(features.start[i]), int(features.start[i + 1])) for i in rows]
     longest = max(s.stop - s.start for s in spans)
@@ -142,7 +142,7 @@ def train(
     schedule: Schedule,
     checkpoint: Path,
     *,
-    trees: Branches | None = None,
+    trees: Trees = None,
     terms: dict | None = None,
 ) -> tuple[nn.Module, list[dict]]:
     """Train a head to its best validation loss; returns it with the learning curve, one row per epoch.
@@ -155,7 +155,6 @@ def train(
     """
     if schedule.epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {schedule.epochs}")
-    device = frozen.rows.device
     training, validation = split(range(len(features)) if trees is None else trees.dialogues.tolist())
     if not training or not validation:
         raise ValueError(f"{len(training)} dialogues to train on and {len(validation)} to validate are too few")
@@ -172,14 +171,13 @@ def train(
         state = _restore(checkpoint, terms, head, optimizer)
     with tqdm(total=steps, initial=state["step"], unit="step", disable=files.QUIET) as bar:
         for step in range(state["step"], steps):
-            if len(state["curve"]) and _stale(state["curve"], schedule.patience):
+            if _stale(state["curve"], schedule.patience):
                 break
             epoch, batch = plan[step]
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
-            generator = torch.Generator().manual_seed(schedule.seed * 1_000_003 + step)
-            with torch.autocast(device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
-                value = loss(head, frozen, gather(features, batch, frozen.rows, trees), generator)
+            data = gather(features, batch, frozen.rows, trees)
+            value = _value(loss, head, frozen, data, schedule.seed * 1_000_003 + step)
             if not torch.isfinite(value):
                 raise ValueError(f"the loss is {value.item()} at step {step}: lower the learning rate and start over")
             optimizer.zero_grad()
@@ -191,22 +189,28 @@ def train(
             bar.update()
             if state["step"] % per_epoch == 0:
                 measured = validate(head, frozen, features, validation, loss, schedule, trees)
-                state["curve"].append(
-                    {"epoch": epoch, "step": step + 1, "loss": state.pop("loss") / per_epoch, **measured}
-                )
+                mean = state.pop("loss") / per_epoch
+                state["curve"].append({"epoch": epoch, "step": step + 1, "loss": mean, **measured})
                 bar.set_postfix(measured)
                 if measured["validation_loss"] < state["best_loss"]:
                     state["best_loss"] = measured["validation_loss"]
                     state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
             if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
-                _keep(checkpoint, terms, state, head, optimizer)
+                parts = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
+                files.write_torch(checkpoint, {"terms": terms, "state": state, **parts})
     head.load_state_dict(state["best"])
     return head, state["curve"]
 
 
 def _stale(curve: list[dict], patience: int) -> bool:
     values = [row["validation_loss"] for row in curve]
-    return len(values) - 1 - values.index(min(values)) >= patience
+    return bool(values) and len(values) - 1 - values.index(min(values)) >= patience
+
+
+def _value(loss: Loss, head: nn.Module, frozen: Frozen, data: Batch, seed: int) -> Tensor:
+    """The loss of a batch in the target's precision, its noise from a seed."""
+    with torch.autocast(frozen.rows.device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
+        return loss(head, frozen, data, torch.Generator().manual_seed(seed))
 
 
 def _rate(step: int, steps: int, warmup: int) -> float:
@@ -218,29 +222,15 @@ def _rate(step: int, steps: int, warmup: int) -> float:
 
 @torch.no_grad()
 def validate(
-    head: nn.Module,
-    frozen: Frozen,
-    features: Features,
-    rows: list[int],
-    loss: Loss,
-    schedule: Schedule,
-    trees: Branches | None = None,
+    head: nn.Module, frozen: Frozen, features: Features, rows: list[int], loss: Loss, schedule: Schedule, trees: Trees
 ) -> dict:
     """Mean loss over the validation dialogues, every one with the same noise."""
-    total, count = 0.0, 0
+    values, counts = [], []
     for number, batch in enumerate(batches(features, rows, schedule, None)):
         data = gather(features, batch, frozen.rows, trees)
-        with torch.autocast(frozen.rows.device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
-            value = loss(head, frozen, data, torch.Generator().manual_seed(number)).item()
-        total += value * int(data.answers.sum())
-        count += int(data.answers.sum())
-    return {"validation_loss": total / count}
-
-
-def _keep(path: Path, terms: dict, state: dict, head: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    buffer = io.BytesIO()
-    torch.save({"terms": terms, "state": state, "head": head.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    files.write(path, buffer.getvalue())
+        values.append(_value(loss, head, frozen, data, number).item())
+        counts.append(int(data.answers.sum()))
+    return {"validation_loss": float(np.average(values, weights=counts))}
 
 
 def _restore(path: Path, terms: dict, head: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
@@ -257,12 +247,3 @@ def _restore(path: Path, terms: dict, head: nn.Module, optimizer: torch.optim.Op
     head.load_state_dict(saved["head"])
     optimizer.load_state_dict(saved["optimizer"])
     return saved["state"]
-
-
-def curve_csv(curve: list[dict]) -> str:
-    """The learning curve as CSV text."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(curve[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()} for row in curve)
-    return out.getvalue()

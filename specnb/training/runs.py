@@ -3,17 +3,19 @@
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from specnb import heads, models
 from specnb.models import files, provenance
 from specnb.training import branches, corpus, evaluation, features, loop, starts, writing
+from specnb.training.writing import Dialogue
 
 VOCABULARY, VOCABULARY_SHARDS = 8192, 6
 TREE_ROOTS = 16  # TALF: target-built trees in each dialogue, the paper has one at every position
@@ -22,9 +24,7 @@ RANKS = files.DATA / "results" / "heads_by_rank"
 REPORT = files.DATA / "results" / "heads_held_out"
 
 
-def sequences(
-    pair: models.Pair, dialogues: Sequence[writing.Dialogue], *, questions: bool = False
-) -> list[tuple[list[int], list[int]]]:
+def sequences(pair: models.Pair, dialogues: Sequence[Dialogue], *, questions: bool = False) -> list[features.Text]:
     """(prompt, answer) token ids of dialogues, the chat template put back around the question.
 
     questions: what follows the template's opening counts as answer, for the target has written that too.
@@ -35,18 +35,13 @@ def sequences(
     return [([*before, *d.question, *after], list(d.answer)) for d in dialogues]
 
 
-def vocabulary(folders: Sequence[Path] = (corpus.FOLDER, corpus.GUIDED)) -> torch.Tensor:
+def vocabulary(folders: Sequence[Path] = (corpus.FOLDER, corpus.GUIDED)) -> Tensor:
     """The draft vocabulary: counted on the first shards of each corpus, so that they can grow under trained heads."""
     return features.vocabulary(corpus.mixed(folders, VOCABULARY_SHARDS), VOCABULARY)
 
 
 def corpus_features(
-    pair: models.Pair,
-    dialogues: Sequence[writing.Dialogue],
-    ids: torch.Tensor,
-    layers: Sequence[int],
-    *,
-    questions: bool = False,
+    pair: models.Pair, dialogues: Sequence[Dialogue], ids: Tensor, layers: Sequence[int], *, questions: bool = False
 ) -> features.Features:
     """Features of dialogues, from the cache if they are there; questions: see ``sequences``."""
     texts = sequences(pair, dialogues, questions=questions)
@@ -59,8 +54,8 @@ def train(
     schedule: loop.Schedule,
     command: str,
     *,
-    dialogues: Sequence[writing.Dialogue],
-    ids: torch.Tensor,
+    dialogues: Sequence[Dialogue],
+    ids: Tensor,
     out: Path = heads.FOLDER,
     again: bool = False,
 ) -> None:
@@ -87,22 +82,17 @@ def train(
         "parent": recipe.parent and files.sha256(origin / f"{recipe.parent}.safetensors")[:16],
     }
     card = out / f"{name}.json"
-    if card.exists() and not again and json.loads(card.read_text(encoding="utf-8")).get("terms") == terms:
+    if card.exists() and not again and _facts(card).get("terms") == terms:
         print(f"{name} is trained already on these terms: {card}")
         return
     dialogues = dialogues[: recipe.first]
     data = corpus_features(pair, dialogues, ids, sorted(recipe.layers), questions=True)
     torch.manual_seed(schedule.seed)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
-    frozen, head = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec)
-    if parent is None:
-        starts.from_target(head, pair.target)
+    frozen, head, trees = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec), None
     head = head.to(pair.target.device, torch.float32).train()
-    if recipe.kind == "edd":
-        starts.look(head, frozen, data, recipe.hidden_layer)
-    if recipe.kind == "eagle" and parent is None:
-        starts.foretell(head, frozen, data)
-    trees = None
+    if parent is None:
+        starts.begin(head, pair.target, frozen, data, recipe.hidden_layer)
     if recipe.trees:
         trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=TREE_ROOTS)
     run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
@@ -127,11 +117,15 @@ def train(
         **provenance.facts(command),
     }
     heads.save(head, spec, ids, facts, out / name)
-    files.write(out / f"{name}.csv", loop.curve_csv(curve))
+    files.write(out / f"{name}.csv", pd.DataFrame(curve).to_csv(index=False, float_format="%.5g"))
     checkpoint.unlink()
 
 
-def _parent(name: str, pair: models.Pair, ids: torch.Tensor, folder: Path) -> torch.nn.Module:
+def _facts(card: Path) -> dict:
+    return json.loads(card.read_text(encoding="utf-8"))
+
+
+def _parent(name: str, pair: models.Pair, ids: Tensor, folder: Path) -> torch.nn.Module:
     """The trained head another one starts from; ValueError if it is missing or has another vocabulary."""
     try:
         head, _, frozen = heads.load(folder / name, pair.target)
@@ -145,42 +139,46 @@ def _parent(name: str, pair: models.Pair, ids: torch.Tensor, folder: Path) -> to
 def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT) -> None:
     """The target's greedy answers to every held-out prompt, next to the corpus."""
     table = evaluation.held_out_prompts()
-    shard = corpus.Shard.of(evaluation.answer_greedily(pair, list(table["text"])))
-    files.write_arrays(file, vars(shard))
-    facts = {"sha256": files.sha256(file), "prompts": len(table), "answer_tokens": int(shard.answers.sum())}
-    files.write_json(
-        file.with_suffix(".json"), {**facts, "model": heads.fingerprint(pair.target), **provenance.facts(command)}
-    )
+    dialogues = evaluation.answer_greedily(pair, list(table["text"]))
+    corpus.save(file, dialogues)
+    answers = sum(len(d.answer) for d in dialogues)
+    facts = {"sha256": files.sha256(file), "prompts": len(table), "answer_tokens": answers}
+    facts |= {"model": heads.fingerprint(pair.target), **provenance.facts(command)}
+    files.write_json(file.with_suffix(".json"), facts)
 
 
-def held_out(file: Path = HELD_OUT) -> list[writing.Dialogue]:
+def held_out(file: Path = HELD_OUT) -> list[Dialogue]:
     """The held-out text; ValueError if it is missing or damaged."""
-    card = file.with_suffix(".json")
-    if not file.exists() or files.sha256(file) != json.loads(card.read_text(encoding="utf-8"))["sha256"]:
+    if not file.exists() or files.sha256(file) != _facts(file.with_suffix(".json"))["sha256"]:
         raise ValueError(f"{file} is missing or damaged: run `python -m specnb.training held-out`")
-    with np.load(file) as arrays:
-        return list(corpus.Shard(**arrays).dialogues())
+    return corpus.read(file)
+
+
+def _loaded(pair: models.Pair, paths: Sequence[Path]) -> Iterator[tuple]:
+    """Heads with the features of the held-out text: (head, spec, frozen, features) each."""
+    dialogues, loaded = held_out(), [heads.load(path, pair.target) for path in paths]
+    layers = {spec.hidden_layer for _, spec, _ in loaded} - {None}
+    if len(layers) > 1:  # one pass of the target where they share a vocabulary
+        corpus_features(pair, dialogues, loaded[0][2].ids.cpu(), sorted(layers))
+    for head, spec, frozen in loaded:
+        own = [spec.hidden_layer] if spec.hidden_layer else []
+        yield head, spec, frozen, corpus_features(pair, dialogues, frozen.ids.cpu(), own)
 
 
 def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = REPORT) -> pd.DataFrame:
     """Measure every head of a folder on the held-out text; writes OUT.csv, OUT.json and the figures into each card."""
-    dialogues, sets = held_out(), list(evaluation.held_out_prompts()["set"])
-    tables, paths = [], sorted(folder.glob("*.safetensors"))
+    sets, tables = list(evaluation.held_out_prompts()["set"]), []
+    paths = [path.with_suffix("") for path in sorted(folder.glob("*.safetensors"))]
     if not paths:
         raise ValueError(f"{folder} holds no trained heads: run `python -m specnb.training train NAME` first")
-    loaded = [heads.load(path.with_suffix(""), pair.target) for path in paths]
-    layers = {spec.hidden_layer for _, spec, _ in loaded} - {None}
-    if len(layers) > 1:  # one pass of the target where they share a vocabulary
-        corpus_features(pair, dialogues, loaded[0][2].ids.cpu(), sorted(layers))
-    for path, (head, spec, frozen) in zip(paths, loaded, strict=True):
-        data = corpus_features(pair, dialogues, frozen.ids.cpu(), [spec.hidden_layer] if spec.hidden_layer else [])
-        tables.append(evaluation.measure(path.stem, head, spec, frozen, data, sets))
-        card, (whole,) = path.with_suffix(".json"), tables[-1].query("set == 'all'").to_dict("records")
-        figures = {key: float(f"{whole[key]:.5g}") for key in whole if key.startswith("depth") or key == "tau"}
-        files.write_json(card, {**json.loads(card.read_text(encoding="utf-8")), "held_out": figures})
+    for path, (head, spec, frozen, data) in zip(paths, _loaded(pair, paths), strict=True):
+        tables.append(evaluation.measure(path.name, head, spec, frozen, data, sets))
+        card, whole = path.with_suffix(".json"), tables[-1].set_index("set").loc["all"]
+        figures = {key: float(f"{whole[key]:.5g}") for key in whole.index if key.startswith(("depth", "tau"))}
+        files.write_json(card, {**_facts(card), "held_out": figures})
         print(tables[-1].round(3).to_string(index=False), flush=True)
     table = pd.concat(tables, ignore_index=True)
-    provenance.write_table(out, table, command, head_sha256=heads.hashes([path.stem for path in paths], folder))
+    provenance.write_table(out, table, command, head_sha256=heads.hashes([path.name for path in paths], folder))
     return table
 
 
@@ -191,17 +189,13 @@ def report_ranks(
 
     ece: standard, of the largest probability; ece_paper: the paper's, of the probability of the target's token.
     """
-    dialogues, tables, names = held_out(), [], ("eagle", "hass", "talf")
-    for name in names:
-        head, spec, frozen = heads.load(folder / name, pair.target)
-        data = corpus_features(pair, dialogues, frozen.ids.cpu(), [-1])
+    rows, names = [], ("eagle", "hass", "talf")
+    for name, (head, spec, frozen, data) in zip(names, _loaded(pair, [folder / name for name in names]), strict=True):
         found = evaluation.by_rank(head, spec, frozen, pair.target, data, roots=8, every=every)
-        for rank, rows in found.groupby("rank"):
-            hit = rows["hit"].to_numpy(float)
-            ece = {
-                key: heads.ece(rows[c].to_numpy(), hit) for key, c in (("ece", "confidence"), ("ece_paper", "p_target"))
-            }
-            tables.append({"head": name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(rows)})
-    table = pd.DataFrame(tables)
+        for rank, group in found.groupby("rank"):
+            hit, confidence, p_target = (group[column].to_numpy(float) for column in ("hit", "confidence", "p_target"))
+            ece = {"ece": heads.ece(confidence, hit), "ece_paper": heads.ece(p_target, hit)}
+            rows.append({"head": name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(group)})
+    table = pd.DataFrame(rows)
     provenance.write_table(out, table, command, head_sha256=heads.hashes(names, folder))
     return table

@@ -50,6 +50,15 @@ def _copy(layer: nn.Module, theirs: nn.Module) -> None:
     layer.load_state_dict({name: found[name] for name in layer.state_dict()})
 
 
+def begin(head: nn.Module, model: PreTrainedModel, frozen: Frozen, data: Features, hidden_layer: int | None) -> None:
+    """All that a new head is given before the first step; data and hidden_layer as for ``look``."""
+    from_target(head, model)
+    if isinstance(head, Edd):
+        look(head, frozen, data, hidden_layer)
+    if isinstance(head, Eagle):
+        foretell(head, frozen, data)
+
+
 @torch.no_grad()
 def foretell(head: Eagle, frozen: Frozen, data: Features) -> None:
     """EAGLE's fc begins as the ridge regression of a token's feature on its embedding and the feature before it."""

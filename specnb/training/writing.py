@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicLayer
 
+from specnb import masks
+
 MARK = "\u0000"
 
 
@@ -68,9 +70,6 @@ class RowsLayer(DynamicLayer):
         self.values[every, :, self.places] = value_states[:, :, 0]
         used = int(self.places.max()) + 1
         return self.keys[:, :, :used], self.values[:, :, :used]
-
-    def reorder(self, order: Tensor) -> None:
-        self.keys, self.values = self.keys[order], self.values[order]
 
 
 BLOCK = 24  # rows that attend together, to the length of the longest of them
@@ -190,8 +189,7 @@ def dialogues(
         tokens = torch.tensor(feed, device=device)
         if step % SORT_EVERY == 0:
             order = places.argsort(stable=True)
-            for layer in cache.layers:
-                layer.reorder(order)
+            cache.reorder_cache(order)
             places.copy_(places[order])
             tokens, writing = tokens[order], [writing[i] for i in order.tolist()]
 
@@ -199,13 +197,6 @@ def dialogues(
 def _step(model: PreTrainedModel, tokens: Tensor, places: Tensor, cache: Cache) -> Tensor:
     """Feed one token per row at its place; (rows, V) logits."""
     seen = torch.arange(int(places.max()) + 1, device=places.device) <= places[:, None]  # (rows, used)
-    mask = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
-    mask.masked_fill_(~seen, torch.finfo(model.dtype).min)
-    out = model(
-        input_ids=tokens[:, None],
-        position_ids=places[:, None],
-        attention_mask=mask[:, None, None],
-        past_key_values=cache,
-        use_cache=True,
-    )
-    return out.logits[:, -1]
+    mask = masks.additive(seen, model.dtype).transpose(0, 2)  # (rows, 1, 1, used)
+    rows = {"position_ids": places[:, None], "attention_mask": mask}
+    return model(tokens[:, None], **rows, past_key_values=cache, use_cache=True).logits[:, -1]

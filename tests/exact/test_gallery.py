@@ -11,21 +11,18 @@ WORLDS = gallery.worlds(4)
 @pytest.mark.parametrize("name", gallery.BUGS)
 def test_every_bug_is_caught(name):
     bug = gallery.BUGS[name]
-    assert max(gallery.bias(bug.drafter, bug.verifier, p, q, bug.warp) for p, q in WORLDS) > 0.01
+    assert any(gallery.bias(bug.drafter, bug.verifier, p, q, bug.warp) > 0.01 for p, q in WORLDS)
 
 
 UNSPOILED = {
     "rrsw": (gallery.TREE, gallery.spoiled(textbook.rrsw)),
     "traversal": (gallery.TREE, gallery.spoiled(textbook.traversal)),
-    "rrs": (gallery.drawn(gallery.BINARY, gallery.IID), gallery.spoiled(textbook.rrs)),
+    "rrs": (gallery.drawn(gallery.UNEVEN, gallery.IID), gallery.spoiled(textbook.rrs)),
     "a draft that says how it was drawn": (
-        gallery.drawn(gallery.BINARY, gallery.SWOR, gallery.drawn_as(gallery.SWOR)),
+        gallery.drawn(gallery.UNEVEN, gallery.SWOR, gallery.drawn_as(gallery.SWOR)),
         rrsw,
     ),
-    "the same, drawn independently": (
-        gallery.drawn(gallery.BINARY, gallery.IID, gallery.drawn_as(gallery.IID)),
-        rrs,
-    ),
+    "the same, drawn independently": (gallery.drawn(gallery.UNEVEN, gallery.IID, gallery.drawn_as(gallery.IID)), rrs),
     "a whole tree": (gallery.SMALL, traversal),
     "one-hot on a chosen tree": (gallery.drawn(gallery.BINARY, gallery.POINT), gallery.one_hot),
 }
@@ -51,8 +48,11 @@ def test_spoiled_changes_what_it_is_told_to_and_nothing_else():
             gallery.spoiled(gallery.worlds, change)
 
 
-def test_the_table_has_every_bug():
-    table = gallery.table(1)
+def test_the_table_is_the_worst_of_the_worlds(monkeypatch):
+    few = {name: gallery.BUGS[name] for name in ("residual not renormalised", "recovered token drawn from p")}
+    monkeypatch.setattr(gallery, "BUGS", few)
+    table = gallery.table(2)
     assert list(table) == ["bug", "kind", "TV", "printed"]
-    assert list(table["bug"]) == list(gallery.BUGS)
-    assert table["TV"].between(0, 1).all()
+    assert list(table["bug"]) == list(few)
+    for bug, found in zip(few.values(), table["TV"], strict=True):
+        assert found == max(gallery.bias(bug.drafter, bug.verifier, p, q) for p, q in gallery.worlds(2))

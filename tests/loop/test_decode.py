@@ -246,10 +246,7 @@ def test_custom_generate_refuses_what_it_cannot_do_exactly():
         TARGET.generate(torch.tensor([[1, 2]]), custom_generate=one, max_new_tokens=5, repetition_penalty=1.3)
     with pytest.raises(ValueError, match="padded"):
         TARGET.generate(
-            torch.tensor([[0, 1, 2]]),
-            attention_mask=torch.tensor([[0, 1, 1]]),
-            custom_generate=one,
-            max_new_tokens=5,
+            torch.tensor([[0, 1, 2]]), attention_mask=torch.tensor([[0, 1, 1]]), custom_generate=one, max_new_tokens=5
         )
 
 

@@ -146,10 +146,7 @@ def test_offline_without_a_copy_says_how_to_do_it_by_hand(asset, offline, cache)
 
 @pytest.mark.parametrize(
     ("code", "stderr", "reason"),
-    [
-        (1, "WARNING: retrying\nERROR: no route to host", "(ERROR: no route to host)"),
-        (0, "", "(no wheel came)"),
-    ],
+    [(1, "WARNING: retrying\nERROR: no route to host", "(ERROR: no route to host)"), (0, "", "(no wheel came)")],
 )
 def test_a_failing_pip_is_reported_in_one_line(code, stderr, reason, cache, monkeypatch):
     run = subprocess.CompletedProcess([], code, stdout="", stderr=stderr)

@@ -146,11 +146,7 @@ def test_known_dtypes():
 
 @pytest.mark.parametrize(
     ("other", "example"),
-    [
-        ({"shift": 1}, "is 5 and 4"),
-        ({"more": ("<extra>",)}, "is None and 4|is 4 and 5"),
-        ({"shift": 100}, " is "),
-    ],
+    [({"shift": 1}, "is 5 and 4"), ({"more": ("<extra>",)}, "is None and 4|is 4 and 5"), ({"shift": 100}, " is ")],
     ids=["shifted", "one more", "all moved"],
 )
 def test_different_tokenizers_are_refused_by_name(tiny, tmp_path, other, example):

@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from tiny import llama
 
+from specnb.drafters import Datastore, retrieval
 from specnb.training import corpus, evaluation, openings, runs, writing
 
 V = 9
@@ -282,3 +283,16 @@ def test_the_committed_held_out_text_answers_the_prompts(smollm2, monkeypatch):
     for (prompt, answer), text in zip(runs.sequences(smollm2, dialogues), table["text"], strict=True):
         assert prompt == smollm2.encode(text)
         assert 0 < len(answer) <= 128
+
+
+def test_a_datastore_of_the_corpus_is_the_texts_of_its_first_shards():
+    """The store's run of tokens: every dialogue of the first eleven shards, in order; one shard less is another."""
+    store = Datastore.of_corpus()
+    texts = [np.array([*d.question, *d.answer]) for d in corpus.load(shards=retrieval.SHARDS)]
+    assert retrieval.SHARDS == 11
+    assert len(corpus.read_manifest()["shards"]) >= 11
+    assert np.array_equal(store.tokens, np.concatenate(texts))
+    assert len(store.tokens) > 1_000_000
+    fewer = Datastore.of_corpus(shards=10)
+    assert len(fewer.tokens) < len(store.tokens)
+    assert np.array_equal(fewer.tokens, store.tokens[: len(fewer.tokens)])

@@ -48,7 +48,7 @@ def test_a_grown_corpus_only_adds_features(pair, dialogues, monkeypatch):
     whole = runs.corpus_features(pair, dialogues, ids, [-1])
     monkeypatch.setattr(features, "CHUNK", 7)
     runs.corpus_features(pair, dialogues[:16], ids, [-1])
-    monkeypatch.setattr(features, "_run", lambda *a: (ran.append(len(a[2])), run(*a)))
+    monkeypatch.setattr(features, "_run", lambda *a: (ran.append(len(a[2])), run(*a))[1])
     grown = runs.corpus_features(pair, dialogues, ids, [-1])
     assert sum(ran) == 40 - 14  # the third chunk was not full
     assert torch.equal(grown.tokens, whole.tokens)
@@ -57,15 +57,22 @@ def test_a_grown_corpus_only_adds_features(pair, dialogues, monkeypatch):
     torch.testing.assert_close(grown.hidden[-1].float(), whole.hidden[-1].float(), rtol=2e-2, atol=1e-2)
 
 
-def test_a_full_disk_is_an_error_before_the_work_not_a_crash_within(pair, dialogues, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(pair, dialogues, monkeypatch):
+    """What was written before stays, and the next run computes only what is missing."""
+    ids, calls, sync = features.vocabulary(dialogues, 16), iter(range(9)), os.fsync
 
-    monkeypatch.setattr(features.os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left"):
-        runs.corpus_features(pair, dialogues, features.vocabulary(dialogues, 16), [-1])
-    assert list((files.cache_dir() / "features").glob("*/*.npy")) == []
-    monkeypatch.undo()
+    def full(number):
+        if next(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            runs.corpus_features(pair, dialogues, ids, [-1])
+    kept = sorted(path.name for path in (files.cache_dir() / "features").glob("*/*"))
+    assert kept == ["hidden-1.pt", "soft.pt"]
+    runs.corpus_features(pair, dialogues, ids, [-1])
 
 
 def test_questions_are_trained_on_too(pair, dialogues):

@@ -98,8 +98,7 @@ def test_every_verifier_is_greedy_at_one_hot_p(verifier, drawn):
 
 
 @pytest.mark.parametrize(
-    ("verifier", "drawn"),
-    [(rrsw, SWOR), (rrs, IID), (one_hot, POINT), (one_hot, SWOR), (sample_and_match, IID)],
+    ("verifier", "drawn"), [(rrsw, SWOR), (rrs, IID), (one_hot, POINT), (one_hot, SWOR), (sample_and_match, IID)]
 )
 @pytest.mark.parametrize("world", ["paper", "random 3", "zeros in p"])
 def test_lossless_over_a_reduced_vocabulary(world, verifier, drawn):

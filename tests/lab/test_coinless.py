@@ -1,20 +1,18 @@
 """Paired comparison: lumping loses nothing, expectations agree with simulation, the bonus bug is measured."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from tiny import llama
 from toy import RANDOM, table, tree_drafter
 
-from specnb import growth, paired
-from specnb.draft_models import CausalLMDraft
-from specnb.drafters import TreeDrafter
+from specnb import growth
+from specnb.drafters import CausalLMDraft, TreeDrafter
 from specnb.exact import accepted_given, expectation
+from specnb.lab import coinless
 from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
-from specnb.traversal import traversal
 from specnb.tree import Drawn
-from specnb.verifiers import rrsw
+from specnb.verifiers import rrsw, traversal
 
 SWOR = Drawn.SWOR
 
@@ -44,54 +42,38 @@ def test_the_bonus_bug_is_the_distance_of_the_laws_it_mixes():
     paths = accepted_given(draft, cold, rrsw)
     assert paths[(1,)] > 0
     expected = paths[(1,)] * float((cold[1] - plain[1]).abs().sum() / 2)
-    assert paired.untempered_bonus(draft, cold, 0.4, paths) == pytest.approx(expected, abs=1e-9)
-    assert paired.untempered_bonus(draft, plain, 1.0, paths) == pytest.approx(0, abs=1e-12)
+    assert coinless.untempered_bonus(draft, cold, 0.4, paths) == pytest.approx(expected, abs=1e-9)
+    assert coinless.untempered_bonus(draft, plain, 1.0, paths) == pytest.approx(0, abs=1e-12)
 
 
 def test_compare_a_decoded_text():
     target, draft = Target(llama()), CausalLMDraft(llama(seed=1))
-    found = paired.compare(target, TreeDrafter(draft, growth.kary(2, 2), SWOR), [1, 2, 3], max_new_tokens=24)
+    found = coinless.compare(target, TreeDrafter(draft, growth.kary(2, 2), SWOR), [1, 2, 3], max_new_tokens=24)
     wide = found.pivot_table(index="step", columns="rule", values="tau")
     assert len(wide) > 5
     given = found.pivot_table(index="step", columns="rule", values="given")
     assert (wide - wide.mean()).abs().mean().mean() < (given - given.mean()).abs().mean().mean()  # less noise
     assert found["nodes"].unique().tolist() == [6]
-    chain = paired.compare(target, TreeDrafter(draft, growth.chain(3), SWOR), [1, 2, 3], max_new_tokens=24)
+    chain = coinless.compare(target, TreeDrafter(draft, growth.chain(3), SWOR), [1, 2, 3], max_new_tokens=24)
     wide = chain.pivot_table(index="step", columns="rule", values="tau")
     assert (wide["traversal"] >= wide["token-level"] - 1e-12).all()  # on a chain, tree by tree
-
-
-def test_gains_of_a_known_table():
-    rows = [
-        {"cell": "a", "prompt": i, "steps": 1 + i % 2, "token-level": 2.0, "traversal": 2.1 if i % 2 else 2.4}
-        for i in range(6)
-    ]
-    (found,) = paired.gains(pd.DataFrame(rows), ["cell"]).itertuples()
-    assert found._4 == pytest.approx(10)  # (3 · 2.4 + 6 · 2.1) / (9 · 2.0)
-    assert 5 <= found.low < 10 < found.high <= 20
-
-
-def test_gains_resample_prompts_not_rows():
-    """A prompt that stands in a cell twice is still one prompt: the same interval as with its rows summed."""
-    rows = [{"cell": "a", "prompt": i, "steps": 2, "token-level": 2.0, "traversal": 2.0 + 0.1 * i} for i in range(5)]
-    halves = [{**row, "steps": 1} for row in rows for _ in (0, 1)]
-    pd.testing.assert_frame_equal(
-        paired.gains(pd.DataFrame(rows), ["cell"]), paired.gains(pd.DataFrame(halves), ["cell"])
-    )
 
 
 def test_settings_without_sense_are_refused():
     target, drafter = Target(llama()), TreeDrafter(CausalLMDraft(llama(seed=1)), growth.chain(2), SWOR)
     for options in ({"temperature": 0.0, "max_new_tokens": 20}, {"max_new_tokens": 9}):
         with pytest.raises(ValueError, match="temperature must be above 0 and max_new_tokens above 9"):
-            paired.compare(target, drafter, [1, 2], **options)
+            coinless.compare(target, drafter, [1, 2], **options)
 
 
-def test_a_summary_is_the_means_of_its_steps():
-    target, draft = Target(llama()), CausalLMDraft(llama(seed=1))
-    found = paired.compare(target, TreeDrafter(draft, growth.chain(2), SWOR), [1, 2, 3], max_new_tokens=20)
-    row = paired.summary(found)
-    assert set(row) == set(paired.RESULTS)
-    assert row["steps"] == len(found) / 2
-    assert row["traversal"] == pytest.approx(found[found["rule"] == "traversal"]["tau"].mean())
-    assert row["token-level given"] == pytest.approx(found[found["rule"] == "token-level"]["given"].mean())
+@pytest.mark.model
+def test_a_block_is_the_means_of_its_steps(smollm2, monkeypatch):
+    monkeypatch.setattr(coinless, "loaded", lambda *_: smollm2)
+    rows = coinless.verifiers_block("rag-02", ["vdm"], ["chain 2", "kary 2,2"], 14)
+    assert [(row["method"], row["rule"]) for row in rows] == [
+        (f"vdm:{shape}", rule) for shape in ("chain 2", "kary 2,2") for rule in ("token-level", "traversal")
+    ]
+    by = {(row["method"], row["rule"]): row for row in rows}
+    assert by["vdm:chain 2", "traversal"]["tau"] >= by["vdm:chain 2", "token-level"]["tau"] > 1
+    assert by["vdm:kary 2,2", "traversal"]["nodes"] == 6
+    assert by["vdm:chain 2", "traversal"]["steps"] >= 2

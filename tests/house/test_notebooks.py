@@ -10,7 +10,9 @@ import links
 import nbformat
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from specnb.models import files
+
+ROOT = files.ROOT
 NOTEBOOKS = sorted(ROOT.glob("notebooks/**/[0-9]*.ipynb"))
 
 

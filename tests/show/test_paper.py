@@ -1,13 +1,13 @@
-"""Published numbers: complete, consistent with themselves; and the verdicts of paper versus ours."""
+"""Published numbers: complete, and consistent with themselves."""
 
 import csv
-import math
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from specnb import assets, paper
+from specnb.models import files
+from specnb.show import paper
 
 HEADER = ["paper", "item", "setting", "row", "column", "value", "error", "unit", "status", "note"]
 # Everything with a caption in the five papers, with the panels that have rows of their own.
@@ -48,14 +48,14 @@ def test_every_table_and_figure_has_rows(name):
 
 
 def test_papers_and_files_agree():
-    assert set(paper.PAPERS) == set(ITEMS) == {path.stem for path in (assets.DATA / "paper").glob("*.csv")}
+    assert set(paper.PAPERS) == set(ITEMS) == {path.stem for path in (files.DATA / "paper").glob("*.csv")}
     assert list(paper.load().paper.unique()) == list(paper.PAPERS)
     assert len(paper.load()) == sum(len(paper.load(name)) for name in paper.PAPERS)
 
 
 @pytest.mark.parametrize("name", paper.PAPERS)
 def test_rows_are_well_formed(name):
-    with open(assets.DATA / "paper" / f"{name}.csv", encoding="utf-8", newline="") as file:
+    with open(files.DATA / "paper" / f"{name}.csv", encoding="utf-8", newline="") as file:
         header, *lines = csv.reader(file)
     assert header == HEADER
     assert all(len(line) == len(HEADER) for line in lines)
@@ -296,271 +296,3 @@ def test_table_is_row_by_column_as_printed():
 def test_every_item_pivots_without_losing_a_cell(name):
     for item, rows in paper.items(name)[["item", "rows"]].itertuples(index=False):
         assert (paper.table(name, item) != "").sum().sum() == rows, item
-
-
-# --- compare
-
-PUBLISHED = pd.DataFrame(
-    {
-        "item": "Table 1",
-        "row": ["A", "A", "B", "B"],
-        "column": ["tau", "speedup", "tau", "speedup"],
-        "value": [3.0, 1.62, 2.0, math.nan],
-        "unit": ["tokens", "x", "tokens", ""],
-    }
-)
-
-
-def verdict(paper_value, our_value, **options) -> str:
-    published = PUBLISHED.iloc[[0]].assign(value=float(paper_value))
-    options = {"tolerance": 0.05, "same_setting": True, "why": "other model pair"} | options
-    return paper.compare(published, {("A", "tau"): our_value}, **options).verdict.item()
-
-
-@pytest.mark.parametrize(
-    ("ours", "options", "expected"),
-    [
-        (3.04, {}, "matches"),
-        (3.05, {}, "matches"),  # the tolerance itself, float noise aside
-        (2.95, {}, "matches"),
-        (3.06, {}, "differs"),
-        (2.94, {}, "differs"),
-        (3.0, {"same_setting": False}, "differs"),  # equal by chance is no match
-        (3.0, {"same_setting": False, "shape_holds": True}, "same shape"),
-        (3.0, {"shape_holds": False}, "matches"),
-        (9.0, {"shape_holds": True}, "same shape"),
-        (9.0, {"shape_holds": np.True_}, "same shape"),
-        (9.0, {"shape_holds": False}, "differs"),
-        (9.0, {"shape_holds": None}, "differs"),
-        (math.inf, {}, "differs"),
-        (None, {}, "not attempted"),
-        (math.nan, {"shape_holds": True}, "not attempted"),
-        (3.29, {"tolerance": {"rel": 0.1}}, "matches"),
-        (3.31, {"tolerance": {"rel": 0.1}}, "differs"),
-        (3.0, {"tolerance": 0}, "matches"),
-        (3.0000001, {"tolerance": 0}, "differs"),
-        (np.float32(3.0), {}, "matches"),
-    ],
-)
-def test_verdicts(ours, options, expected):
-    assert verdict(3.0, ours, **options) == expected
-
-
-def test_relative_tolerance_is_of_the_published_value_also_below_zero():
-    assert verdict(-10.0, -10.9, tolerance={"rel": 0.1}) == "matches"
-    assert verdict(-10.0, -11.1, tolerance={"rel": 0.1}) == "differs"
-
-
-@pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf, {"rel": -1}, {"abs": 1}, {"rel": 0.1, "abs": 1}, {}])
-def test_a_bad_tolerance_is_refused(tolerance):
-    with pytest.raises(ValueError, match="tolerance is a number"):
-        verdict(3.0, 3.0, tolerance=tolerance)
-
-
-@pytest.mark.parametrize("name", paper.PAPERS)
-def test_a_wrong_value_never_matches_in_any_paper(name):
-    found = paper.load(name)
-    found = found[found.value.notna()]
-    for n, (_, row) in enumerate(found.iterrows()):
-        if n % 10 == 0:
-            one = found.loc[[row.name]]
-            key, wrong = (row["row"], row["column"]), row.value * 1.2 + 0.5
-            options = {"tolerance": {"rel": 0.05}, "same_setting": True, "why": "wrong on purpose"}
-            assert paper.compare(one, {key: row.value}, **options).verdict.item() == "matches"
-            assert paper.compare(one, {key: wrong}, **options).verdict.item() == "differs"
-
-
-def test_columns_and_content():
-    result = paper.compare(
-        PUBLISHED,
-        {("A", "tau"): 3.01, ("A", "speedup"): 1.2},
-        tolerance=0.05,
-        same_setting=True,
-        why={("A", "speedup"): "CPU", ("B", "tau"): "needs a GPU"},
-    )
-    assert list(result) == ["quantity", "paper", "ours", "Δ", "verdict", "why"]
-    assert result.quantity[0] == "Table 1 · A · tau [tokens]"
-    assert result.quantity[3] == "Table 1 · B · speedup"
-    assert result.verdict.to_list() == ["matches", "differs", "not attempted", "not attempted"]
-    assert result.why.to_list() == ["", "CPU", "needs a GPU", ""]
-    assert result["Δ"][1] == pytest.approx(-0.42)
-    assert result["Δ"][2:].isna().all()
-
-
-@pytest.mark.parametrize("why", ["", "  ", {}, {("A", "tau"): ""}, {("A", "speedup"): "for another row"}])
-@pytest.mark.parametrize("shape", [True, False])
-def test_a_difference_without_a_why_is_refused(why, shape):
-    with pytest.raises(ValueError, match=r"\('A', 'tau'\): .*needs a why"):
-        paper.compare(PUBLISHED, {("A", "tau"): 9.0}, tolerance=0.1, same_setting=True, shape_holds=shape, why=why)
-
-
-def test_one_why_goes_to_the_rows_that_owe_it_only():
-    ours = {("A", "tau"): 3.0, ("A", "speedup"): 9.0}
-    result = paper.compare(PUBLISHED, ours, tolerance=0.1, same_setting=True, why="CPU")
-    assert result.why.to_list() == ["", "CPU", "", ""]
-
-
-def test_matches_and_not_attempted_need_no_why():
-    result = paper.compare(PUBLISHED, {("A", "tau"): 3.0}, tolerance=0.1, same_setting=True)
-    assert result.verdict.to_list() == ["matches", *["not attempted"] * 3]
-
-
-def test_ours_as_series_or_table():
-    ours = {("A", "tau"): 3.0, ("B", "tau"): None}
-    frame = pd.DataFrame({"tau": {"A": 3.0, "B": None}})
-    options = {"tolerance": 0.1, "same_setting": True}
-    expected = paper.compare(PUBLISHED, ours, **options)
-    pd.testing.assert_frame_equal(paper.compare(PUBLISHED, pd.Series(ours, dtype=object), **options), expected)
-    pd.testing.assert_frame_equal(paper.compare(PUBLISHED, frame, **options), expected)
-
-
-@pytest.mark.parametrize(
-    "ours",
-    [
-        {("A", "Tau"): 3.0},
-        {"A": 3.0},
-        pd.Series({"A": 3.0}),
-        pd.DataFrame({"tau": {"C": 3.0}}),
-    ],
-)
-def test_a_misspelt_key_is_not_taken_for_not_attempted(ours):
-    with pytest.raises(ValueError, match=r"is not among the published \(row, column\): \('A', 'tau'\)"):
-        paper.compare(PUBLISHED, ours, tolerance=0.1, same_setting=True)
-
-
-def test_a_misspelt_key_in_why_is_refused():
-    with pytest.raises(ValueError, match="not among the published"):
-        paper.compare(PUBLISHED, {}, tolerance=0.1, same_setting=True, why={("C", "tau"): "typo"})
-
-
-def test_a_key_given_or_published_twice_is_refused():
-    twice = pd.DataFrame([[3.0], [3.1]], index=["A", "A"], columns=["tau"])
-    with pytest.raises(ValueError, match=r"ours has \('A', 'tau'\) more than once"):
-        paper.compare(PUBLISHED, twice, tolerance=0.1, same_setting=True)
-    with pytest.raises(ValueError, match="published more than once: select one item and one setting"):
-        paper.compare(paper.select("ptd", "Table 1"), {}, tolerance=0.1, same_setting=True)
-
-
-def test_only_the_shape_of_an_unprinted_number_can_be_compared():
-    ours, options = {("B", "speedup"): 1.3}, {"tolerance": 9.9, "same_setting": True, "why": "a figure"}
-    with pytest.raises(ValueError, match="the paper prints no number, only a shape can be compared"):
-        paper.compare(PUBLISHED, ours, **options)
-    for shape, expected in ((True, "same shape"), (False, "differs")):
-        assert paper.compare(PUBLISHED, ours, shape_holds=shape, **options).verdict[3] == expected
-
-
-# --- shapes
-
-
-def test_same_order():
-    assert paper.same_order([1, 2, 3], [10, 11, 40])
-    assert not paper.same_order([1, 2, 3], [10, 41, 40])
-    assert not paper.same_order([1, 2], [5, 5])  # ours does not show the order
-    assert paper.same_order([1, 1.1, 3], [11, 10, 40], paper_error=0.2)  # a tie in print binds nothing
-    assert not paper.same_order([1, 2, 3], [10, 10.1, 40], our_error=0.2)
-    assert not paper.same_order([1, 1.1], [1, 2], paper_error=0.2)  # no pair told apart: nothing shown
-    assert not paper.same_order([0.71, 0.72], [1, 2], paper_error=0.01)  # 0.72 - 0.71 > 0.01 in floats
-    assert paper.same_order({"A": 1, "B": 2}, {"B": 20, "A": 10})
-    assert paper.same_order(pd.Series({"A": 1, "B": 2}), pd.Series({"B": 20, "A": 10}))
-    assert not paper.same_order({"A": 1, "B": 2}, {"B": 10, "A": 20})
-    found = paper.select("dynatree", "Table 1", column="Throughput").set_index("row").value
-    assert paper.same_order(found, found / 3)
-    assert not paper.same_order(found, -found)
-
-
-def test_same_trend():
-    assert paper.same_trend([1, 2, 3, 2], [5, 9, 8, 7, 6])  # rises, then falls; the peak may move
-    assert not paper.same_trend([1, 2, 3, 2], [5, 6, 7, 8])
-    assert not paper.same_trend([1, 2, 3], [3, 2, 1])
-    assert paper.same_trend([1, 2, 1.95, 3], [1, 2], paper_error=0.1)  # a dip within error is none
-    assert not paper.same_trend([1, 2, 1.95, 3], [1, 2])
-    assert paper.same_trend([1, 1.04, 1.08, 1.12], [1, 2], paper_error=0.1)  # a slow rise is one
-    assert paper.same_trend([1, 1, 1], [4, 4.01], our_error=0.1)
-    assert not paper.same_trend([1, 1, 1], [4, 5], our_error=0.1)
-    assert paper.same_trend([10, 9, 0, 5, 6], [3, 1, 2], paper_error=0.5, our_error=0.5)  # falls, then rises
-    assert not paper.same_trend([10, 9, 0, 5, 6], [3, 1, 2, 0], paper_error=0.5, our_error=0.5)
-
-
-def test_same_optimum():
-    assert paper.same_optimum([1, 3, 2], [10, 12, 11])
-    assert not paper.same_optimum([1, 3, 2], [10, 11, 12])
-    assert paper.same_optimum([1, 3, 2.9], [10, 11, 12], paper_error=0.1)
-    assert paper.same_optimum([1, 3, 2], [10, 11, 11.05], our_error=0.1)
-    assert paper.same_optimum([3, 1, 2], [12, 10, 11], best=min)
-    assert not paper.same_optimum([3, 1, 2], [10, 12, 11], best=min)
-    assert not paper.same_optimum([3, 3, 3], [10, 12, 11])  # flat: there is no optimum
-    assert not paper.same_optimum([1, 3, 2], [10, 12, 11], our_error=5)
-    assert paper.same_optimum({0.5: 2.62, 0.6: 2.59}, {0.6: 1.0, 0.5: 1.1})
-
-
-@pytest.mark.parametrize("shape", [paper.same_order, paper.same_trend, paper.same_optimum])
-def test_shapes_refuse_gaps_and_single_points(shape):
-    for values in ([1.0], [], [1.0, math.nan]):
-        with pytest.raises(ValueError, match="two numbers or more and no gaps"):
-            shape([1.0, 2.0][: max(len(values), 1)], values)
-
-
-@pytest.mark.parametrize("shape", [paper.same_order, paper.same_optimum])
-def test_shapes_refuse_values_that_do_not_pair(shape):
-    with pytest.raises(ValueError, match="the paper has 2 values, ours 3"):
-        shape([1, 2], [1, 2, 3])
-    with pytest.raises(ValueError, match="ours has 'A', 'C', the paper 'A', 'B'"):
-        shape({"A": 1, "B": 2}, {"A": 1, "C": 2})
-
-
-# --- rendering
-
-
-def comparison() -> pd.DataFrame:
-    ours = {("A", "tau"): 3.001, ("A", "speedup"): 1.2, ("B", "tau"): 1.5}
-    why = {("A", "speedup"): "2 <CPU> cores & no GPU", ("B", "tau"): "a long reason, " * 12}
-    return paper.compare(PUBLISHED, ours, tolerance=0.05, same_setting=True, why=why)
-
-
-def test_text_is_aligned_rounded_and_stable():
-    lines = paper.to_text(comparison().replace({"why": {"a long reason, " * 12: "pair"}})).split("\n")
-    assert lines == [
-        "quantity                    paper  ours      Δ  verdict          why",
-        "Table 1 · A · tau [tokens]      3     3     +0  ✓ matches",
-        "Table 1 · A · speedup [x]    1.62   1.2  -0.42  ✗ differs        2 <CPU> cores & no GPU",
-        "Table 1 · B · tau [tokens]      2   1.5   -0.5  ✗ differs        pair",
-        "Table 1 · B · speedup           –     –      –  · not attempted",
-    ]
-    assert "3.001" in paper.to_text(comparison(), digits=3)
-    assert " 20 " in paper.to_text(comparison().assign(paper=20.0), digits=0)
-
-
-def test_html_tells_verdicts_by_sign_and_word_and_escapes():
-    shown = paper.render(comparison())
-    folded = paper.render(comparison(), fold="all <rows>")._repr_html_()
-    assert folded.startswith("<details><summary>all &lt;rows&gt; (4)</summary>")
-    html = shown._repr_html_()
-    assert repr(shown) == paper.to_text(comparison())
-    assert html == paper.render(comparison())._repr_html_()  # no random ids: nbval may compare it
-    for text in (
-        "✓ matches",
-        "✗ differs",
-        "· not attempted",
-        "2 &lt;CPU&gt; cores &amp; no GPU",
-        "a long reason, " * 11,
-    ):
-        assert text in html
-    assert html.count("border-left") == 4
-
-
-def test_rendering_shows_every_verdict_and_leaves_the_numbers_alone():
-    result = comparison().assign(verdict=list(paper.SIGNS))
-    before = result.copy()
-    text = paper.to_text(result)
-    paper.render(result)
-    assert all(f"{sign} {word}" in text for word, sign in paper.SIGNS.items())
-    pd.testing.assert_frame_equal(result, before)
-    assert len(set(paper.SIGNS.values())) == len(paper.SIGNS) == len(set(paper.COLOURS.values()))
-
-
-def test_a_reason_that_holds_for_every_row_is_said_once():
-    rows = pd.concat([comparison(), comparison()]).assign(why="the same <reason>")
-    html = paper.render(rows)._repr_html_()
-    assert html.count("the same &lt;reason&gt;") == 1
-    rows.loc[rows.index[0], "why"] = "another"
-    assert paper.render(rows)._repr_html_().count("the same &lt;reason&gt;") > 1

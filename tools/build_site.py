@@ -1,4 +1,4 @@
-"""Build the browsable site: ``python tests/build_site.py build/html``, with Sphinx, from the README and all notebooks.
+"""Build the browsable site: ``python tools/build_site.py build/html``, with Sphinx, from the README and all notebooks.
 
 Pages show saved outputs, nothing runs. A widget cannot live on a page: its picture of ``make screens`` stands in its
 place. Files that a text links to become pages too.

@@ -12,10 +12,11 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from specnb import assets, figures, growth
+from specnb import growth, show
 from specnb.decode import Step
-from specnb.tree import Draft, Drawn, TokenTree
-from specnb.verifiers import Trial, Verdict
+from specnb.models import files
+from specnb.show import look, trees
+from specnb.tree import Draft, Drawn, TokenTree, Trial, Verdict
 
 # root 0 ─┬─ 1 ─┬─ 3
 #         │     └─ 4
@@ -42,7 +43,7 @@ def shape(paths) -> TokenTree:
 
 
 def states(verdict, upto=None, **options) -> list[str]:
-    return figures.tree_table(draft(), verdict, upto=upto, **options)["state"].tolist()
+    return show.tree_table(draft(), verdict, upto=upto, **options)["state"].tolist()
 
 
 def step(verdict=TOP_DOWN, tokens=(1, 5), index=0, tree=TREE) -> Step:
@@ -54,7 +55,7 @@ def step(verdict=TOP_DOWN, tokens=(1, 5), index=0, tree=TREE) -> Step:
 
 
 def test_layout_puts_leaves_in_drawing_order_and_the_next_token_last():
-    table = figures.tree_table(draft(), TOP_DOWN)
+    table = show.tree_table(draft(), TOP_DOWN)
     assert table["x"].tolist() == [2.0, 1.0, 3.0, 0.0, 1.0, 2.0]
     assert table["y"].tolist() == [0.0, -1.0, -1.0, -2.0, -2.0, -2.0]
     assert table["depth"].tolist() == [0, 1, 1, 2, 2, 2]
@@ -62,7 +63,7 @@ def test_layout_puts_leaves_in_drawing_order_and_the_next_token_last():
 
 
 def test_columns_and_a_draft_without_verdict():
-    table = figures.tree_table(Draft(TREE))
+    table = show.tree_table(Draft(TREE))
     names = ["node", "parent", "depth", "token", "label", "state", "x", "y", "p", "q", "trial_probability"]
     assert table.columns.tolist() == names
     assert table["state"].tolist() == ["root"] + ["unvisited"] * 4
@@ -86,26 +87,26 @@ def test_a_leaf_accepted_bottom_up_brings_its_ancestors():
 
 def test_auxiliary_children_are_no_candidates():
     auxiliary = torch.tensor([False, False, False, True, True])
-    table = figures.tree_table(Draft(TREE, auxiliary=auxiliary), Verdict((1,), 5, (Trial(1, 1.0, True),)))
+    table = show.tree_table(Draft(TREE, auxiliary=auxiliary), Verdict((1,), 5, (Trial(1, 1.0, True),)))
     assert table["state"].tolist() == ["root", "accepted", "unvisited", "auxiliary", "auxiliary", "bonus"]
 
 
 def test_a_step_without_draft_commits_a_bonus():
-    table = figures.tree_table(Draft(TokenTree([7], [-1])), Verdict((), 5), upto=0)
+    table = show.tree_table(Draft(TokenTree([7], [-1])), Verdict((), 5), upto=0)
     assert table["state"].tolist() == ["root", "bonus"]
 
 
 def test_positions_do_not_depend_on_upto():
-    whole = figures.tree_table(draft(), TOP_DOWN)
+    whole = show.tree_table(draft(), TOP_DOWN)
     for upto in range(3):
-        part = figures.tree_table(draft(), TOP_DOWN, upto=upto)
+        part = show.tree_table(draft(), TOP_DOWN, upto=upto)
         assert part[["x", "y"]].equals(whole[["x", "y"]].iloc[:5])
         assert part.attrs["size"] == whole.attrs["size"] == (4.0, 3)
 
 
 def test_probabilities_are_those_of_the_token_given_its_parent():
     d, p = draft(), torch.rand(5, 9).softmax(-1)
-    table = figures.tree_table(d, TOP_DOWN, p=p)
+    table = show.tree_table(d, TOP_DOWN, p=p)
     assert np.isnan(table["p"][0])
     assert np.isnan(table["q"][5])
     np.testing.assert_allclose(table["p"][1:], p[[0, 0, 1, 1, 1], [1, 2, 3, 4, 5]])
@@ -117,21 +118,21 @@ def test_probabilities_are_those_of_the_token_given_its_parent():
 def test_reduced_vocabulary():
     q = torch.tensor([[0.5, 0.3, 0.2]] * 3)
     reduced = Draft(TokenTree([7, 40, 10], [-1, 0, 0]), q, Drawn.SWOR, ids=torch.tensor([10, 20, 40]))
-    np.testing.assert_allclose(figures.tree_table(reduced)["q"][1:], [0.2, 0.5])
+    np.testing.assert_allclose(show.tree_table(reduced)["q"][1:], [0.2, 0.5])
 
 
 def test_labels_from_a_function_or_a_list():
-    assert figures.tree_table(draft(), TOP_DOWN, labels=lambda ts: [f"<{t}>" for t in ts])["label"][5] == "<5>"
-    assert figures.tree_table(draft(), TOP_DOWN, labels=list("abcde"))["label"].tolist() == [*"abcde", "5"]
-    assert figures.tree_table(draft(), TOP_DOWN, labels=list("abcdef"), upto=1)["label"].tolist() == list("abcde")
+    assert show.tree_table(draft(), TOP_DOWN, labels=lambda ts: [f"<{t}>" for t in ts])["label"][5] == "<5>"
+    assert show.tree_table(draft(), TOP_DOWN, labels=list("abcde"))["label"].tolist() == [*"abcde", "5"]
+    assert show.tree_table(draft(), TOP_DOWN, labels=list("abcdef"), upto=1)["label"].tolist() == list("abcde")
     with pytest.raises(ValueError, match="each of 5 nodes, got 3"):
-        figures.tree_table(draft(), TOP_DOWN, labels=list("abc"))
+        show.tree_table(draft(), TOP_DOWN, labels=list("abc"))
 
 
 @pytest.mark.parametrize("upto", [-1, 4])
 def test_upto_out_of_range(upto):
     with pytest.raises(ValueError, match=r"0\.\.3"):
-        figures.tree_table(draft(), TOP_DOWN, upto=upto)
+        show.tree_table(draft(), TOP_DOWN, upto=upto)
 
 
 # ---- drawings -------------------------------------------------------------------------------------------
@@ -153,10 +154,10 @@ def test_every_label_is_drawn_inside_the_axes_and_large_enough(name, probabiliti
     tree = SHAPES[name]
     labels = [AWKWARD[i % len(AWKWARD)] for i in range(len(tree))]
     p = torch.full((len(tree), 64), 1 / 64)
-    table = figures.tree_table(Draft(tree), p=p, labels=labels)
-    with plt.rc_context(figures.STYLE):
-        ax = figures.draw_tree(table, probabilities=probabilities, highlight=0)
-        figures.legend(ax)
+    table = show.tree_table(Draft(tree), p=p, labels=labels)
+    with plt.rc_context(look.STYLE):
+        ax = show.draw_tree(table, probabilities=probabilities, highlight=0)
+        show.legend(ax)
         ax.figure.canvas.draw()
     assert isinstance(ax, Axes)
     assert len(ax.texts) == len(tree)
@@ -172,15 +173,15 @@ def test_every_label_is_drawn_inside_the_axes_and_large_enough(name, probabiliti
 def test_labels_do_not_overlap(name):
     tree = SHAPES[name]
     labels = ["␣photosynthesis"] * len(tree)
-    with plt.rc_context(figures.STYLE):
-        ax = figures.draw_tree(figures.tree_table(Draft(tree), labels=labels))
+    with plt.rc_context(look.STYLE):
+        ax = show.draw_tree(show.tree_table(Draft(tree), labels=labels))
         boxes = [text.get_window_extent() for text in ax.texts]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
 def test_missing_glyphs_are_replaced_not_warned_about(recwarn):
-    assert figures.drawable("a日$\n␣") == "a▯$▯␣"
-    figures.png(figures.draw_tree(figures.tree_table(Draft(TREE), labels=AWKWARD[:5])).figure)
+    assert trees.drawable("a日$\n␣") == "a▯$▯␣"
+    look.png(show.draw_tree(show.tree_table(Draft(TREE), labels=AWKWARD[:5])).figure)
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
 
 
@@ -190,7 +191,7 @@ def test_notes_are_written_in_full_however_little_room_there_is(children):
     tree = TokenTree([0] * len(parents), parents)
     labels, notes = ["␣a rather long word"] * len(tree), ["", *(f".{i:02d}" for i in range(1, len(tree)))]
     ax = plt.figure(figsize=(4, 3)).add_subplot()
-    figures.draw_tree(figures.tree_table(Draft(tree), labels=labels), ax=ax, notes=notes)
+    show.draw_tree(show.tree_table(Draft(tree), labels=labels), ax=ax, notes=notes)
     written = [text.get_text() for text in ax.texts]
     assert all(text.endswith(note) for text, note in zip(written, notes, strict=True))
     assert max(map(len, written)) < len(labels[0]) + 4  # the labels gave way
@@ -198,16 +199,16 @@ def test_notes_are_written_in_full_however_little_room_there_is(children):
 
 def test_a_crowded_mask_names_fewer_rows_rather_than_smaller_ones():
     ax = plt.figure(figsize=(4, 4)).add_subplot()
-    figures.draw_mask(TokenTree.chain(range(60)), 10, ax=ax)
+    show.draw_mask(TokenTree.chain(range(60)), 10, ax=ax)
     sizes = {label.get_fontsize() for label in ax.get_yticklabels()}
     assert min(sizes) >= 8
     assert 10 < len(ax.get_yticks()) < 60
 
 
 def test_states_differ_without_colour():
-    seen = {(look.marker, look.outline, look.sign is not None, look.scale) for look in figures.LOOKS.values()}
-    assert len(seen) == len(figures.LOOKS)
-    assert len({figures.LOOKS[state].underline for state in ("accepted", "recovered", "bonus")}) == 3
+    seen = {(look.marker, look.outline, look.sign is not None, look.scale) for look in show.LOOKS.values()}
+    assert len(seen) == len(show.LOOKS)
+    assert len({show.LOOKS[state].underline for state in ("accepted", "recovered", "bonus")}) == 3
 
 
 def test_states_differ_for_dichromats():
@@ -217,7 +218,7 @@ def test_states_differ_for_dichromats():
 
     protan = np.array([[0.1124, 0.8876, 0], [0.1124, 0.8876, 0], [0.004, -0.004, 1]])
     deutan = np.array([[0.2928, 0.7072, 0], [0.2928, 0.7072, 0], [-0.0223, 0.0223, 1]])
-    chosen = [figures.COLOURS[s] for s in ("accepted", "rejected", "recovered", "bonus")]
+    chosen = [show.COLOURS[s] for s in ("accepted", "rejected", "recovered", "bonus")]
     for matrix in (protan, deutan):
         points = [seen(colour, matrix) for colour in chosen]
         gaps = [np.linalg.norm(a - b) for i, a in enumerate(points) for b in points[:i]]
@@ -225,7 +226,7 @@ def test_states_differ_for_dichromats():
 
 
 def test_mask_marks_exactly_what_is_visible():
-    ax = figures.draw_mask(TREE, 2, labels=list("abcde"))
+    ax = show.draw_mask(TREE, 2, labels=list("abcde"))
     marks = {tuple(map(int, point)) for point in ax.collections[0].get_offsets()}  # (column, row)
     ancestors = {(a + 2, i) for i in range(5) for a in (0, *TREE.path(i))}
     assert marks == ancestors | {(column, row) for column in (0, 1) for row in range(5)}
@@ -234,30 +235,14 @@ def test_mask_marks_exactly_what_is_visible():
 
 
 def test_mask_condenses_a_long_prefix():
-    labels = [t.get_text() for t in figures.draw_mask(TREE, 500).get_xticklabels()]
+    labels = [t.get_text() for t in show.draw_mask(TREE, 500).get_xticklabels()]
     assert labels == ["0", "1", "2", "…", "498", "499", "7", "1", "2", "3", "4"]
-
-
-def test_timeline():
-    steps = [step(index=i) for i in range(3)]
-    table = figures.timeline_table(steps)
-    assert table.columns.tolist() == ["step", "draft", "target", "verify", "commit", "tokens"]
-    assert table.iloc[1].tolist() == [1, 1, 20, 2, 1, 2]
-    ax = figures.draw_timeline(steps)
-    assert [bar.get_width() for bar in ax.containers[1]] == [20, 20, 20]
-    assert [text.get_text() for text in ax.texts] == ["+2", "+2", "+2"]
-
-
-def test_lengths_hold_the_counts():
-    ax = figures.draw_lengths([step(), step(), step(BOTTOM_UP, (1, 4, 5))])
-    assert {round(bar.get_x() + 0.4): bar.get_height() for bar in ax.patches} == {1: 2, 2: 1}
-    assert "τ = 2.33" in ax.get_legend().get_texts()[0].get_text()
 
 
 def test_text_is_escaped_marked_and_cut_where_the_step_was():
     texts = {1: "<b>", 4: "␣&", 5: '"⏎'}
     pieces = lambda tokens: [texts[t] for t in tokens]  # noqa: E731
-    shown = figures.draw_text([step(BOTTOM_UP, (1, 4, 5)), step(TOP_DOWN, (1, 5)), step(TOP_DOWN, (1,))], pieces)
+    shown = show.draw_text([step(BOTTOM_UP, (1, 4, 5)), step(TOP_DOWN, (1, 5)), step(TOP_DOWN, (1,))], pieces)
     body = shown.split("</div>")[1]
     assert "<b>" not in shown
     assert body.count("&lt;b&gt;") == 3
@@ -274,39 +259,39 @@ def test_text_is_escaped_marked_and_cut_where_the_step_was():
 def test_png_closes_the_figure_and_style_is_readable():
     before = plt.get_fignums()
     for _ in range(3):
-        data = figures.png(figures.draw_tree(figures.tree_table(draft(), TOP_DOWN)).figure)
+        data = look.png(show.draw_tree(show.tree_table(draft(), TOP_DOWN)).figure)
     assert data.startswith(b"\x89PNG")
     assert plt.get_fignums() == before
-    assert figures.STYLE["font.size"] >= 12
+    assert look.STYLE["font.size"] >= 12
     with plt.rc_context():
-        figures.use_style()
+        show.use_style()
         assert plt.rcParams["figure.facecolor"] == "white"
 
 
 def test_save_is_identical_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr(assets, "FIGURES", tmp_path / "figures")
-    files = []
+    monkeypatch.setattr(files, "FIGURES", tmp_path / "figures")
+    written = []
     for _ in range(2):
-        table = figures.tree_table(draft(), TOP_DOWN)
-        path = figures.save(figures.draw_tree(table), "tree", table)
-        files.append({file.name: file.read_bytes() for file in path.parent.iterdir()})
-    assert files[0] == files[1]
-    assert sorted(files[0]) == ["tree.csv", "tree.png"]
-    assert b"Software" not in files[0]["tree.png"]
+        table = show.tree_table(draft(), TOP_DOWN)
+        path = show.save(show.draw_tree(table), "tree", table)
+        written.append({file.name: file.read_bytes() for file in path.parent.iterdir()})
+    assert written[0] == written[1]
+    assert sorted(written[0]) == ["tree.csv", "tree.png"]
+    assert b"Software" not in written[0]["tree.png"]
     assert pd.read_csv(tmp_path / "figures" / "tree.csv")["state"].tolist() == table["state"].tolist()
     with pytest.raises(ValueError, match="plain file name"):
-        figures.save(plt.figure(), "a/b", table)
+        show.save(plt.figure(), "a/b", table)
 
 
 def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(assets, "FIGURES", tmp_path)
+    monkeypatch.setattr(files, "FIGURES", tmp_path)
     data = pd.Series([1, 2], index=["a", "b"], name="n").rename_axis("key")
-    figures.save(plt.figure(), "f", data)
+    show.save(plt.figure(), "f", data)
     old = {file: file.read_bytes() for file in tmp_path.iterdir()}
     assert (tmp_path / "f.csv").read_text() == "key,n\na,1\nb,2\n"
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
-        figures.save(plt.figure(), "f", data)
+        show.save(plt.figure(), "f", data)
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == old
 
 
@@ -315,25 +300,25 @@ def test_intervals_and_trends_show_the_table():
         (c, k, g, g - 1, g + 2) for c, k, g in (("x", "a", 1.0), ("x", "b", 2.0), ("y", "a", 3.0), ("y", "b", -1.0))
     ]
     table = pd.DataFrame(rows, columns=["cell", "kind", "gain", "low", "high"])
-    ax = figures.intervals(table, "gain", "cell", "kind")
+    ax = show.intervals(table, "gain", "cell", "kind")
     dots = {c.get_label(): c.lines[0].get_xdata().tolist() for c in ax.containers}
     assert dots == {"a": [1, 3], "b": [2, -1]}
     bars = [segment[:, 0].tolist() for segment in ax.containers[0].lines[2][0].get_segments()]
     assert bars == [[0, 3], [2, 5]]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["x", "y"]
-    ax = figures.trend(table.assign(depth=[2, 2, 1, 1]), "depth", "gain", "kind")
+    ax = show.trend(table.assign(depth=[2, 2, 1, 1]), "depth", "gain", "kind")
     assert {line.get_label(): line.get_ydata().tolist() for line in ax.lines} == {"a": [3, 1], "b": [-1, 2]}
     assert len(ax.collections) == 2  # the bands
-    assert len(figures.trend(table[["cell", "kind", "gain"]], "cell", "gain", "kind").collections) == 0
+    assert len(show.trend(table[["cell", "kind", "gain"]], "cell", "gain", "kind").collections) == 0
     many = pd.DataFrame({"x": range(6), "y": range(6), "k": list("abcdef")})
-    for draw in (figures.trend, figures.ranked):
+    for draw in (show.trend, show.ranked):
         with pytest.raises(ValueError, match="tells 5 kinds apart, got 6"):
             draw(many, "x", "y", "k")
 
 
 def test_bars_of_one_kind_have_one_colour_and_no_legend():
     table = pd.DataFrame({"name": ["a", "b", "c"], "value": [1.0, 3.0, 2.0]})
-    ax = figures.ranked(table, "value", "name")
+    ax = show.ranked(table, "value", "name")
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "c", "a"]
     assert len({bar.get_facecolor() for bar in ax.patches}) == 1
     assert ax.get_legend() is None

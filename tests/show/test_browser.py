@@ -13,7 +13,7 @@ pytest.importorskip("playwright", reason="NO WIDGET WAS TRIED IN A BROWSER: the 
 import browser
 from playwright.sync_api import sync_playwright
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PATHS = sorted(ROOT.glob("notebooks/**/[0-9]*.ipynb"))
 NOTEBOOKS = [path for path in PATHS if cut_down.WIDGET in path.read_text(encoding="utf-8")]
 SCREENS = os.environ.get("SPECNB_SCREENS")  # a folder for pictures of the widgets

@@ -1,0 +1,79 @@
+"""Reliability, ECE and Brier score: by hand, on calibrated and on overconfident predictors."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specnb import heads
+
+
+def test_ece_of_calibrated_and_of_sure_predictors():
+    """The calibrated (.7, .3) predictor of algorithms.md 8: standard ECE 0, the SALF paper's own definition .30."""
+    confidence, hit = np.repeat(0.7, 1000), np.repeat([1, 0], [700, 300])
+    assert heads.ece(confidence, hit) == pytest.approx(0, abs=1e-12)
+    of_the_targets_token = np.repeat([0.7, 0.3], [700, 300])  # the paper's confidence: its argmax was right where .7
+    assert heads.ece(of_the_targets_token, hit) == pytest.approx(0.30)
+    assert heads.ece(np.ones(10), np.zeros(10)) == 1
+
+
+# --- calibration
+
+
+def predictor(n: int, power: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Confidences and what happened; power 1 is calibrated, above it happens less often than promised."""
+    rng = np.random.default_rng(seed)
+    confidence = rng.uniform(size=n)
+    return confidence, rng.uniform(size=n) < confidence**power
+
+
+@pytest.mark.parametrize("equal", ["width", "count"])
+def test_a_calibrated_predictor_has_no_error_and_an_overconfident_one_has(equal):
+    """Calibrated: each bin's accuracy within three standard errors of its confidence; the ECE no larger than that."""
+    confidence, hit = predictor(20_000)
+    table = heads.reliability(confidence, hit, equal=equal)
+    spread = np.sqrt(table["confidence"] * (1 - table["confidence"]) / table["count"])
+    assert ((table["accuracy"] - table["confidence"]).abs() <= 3 * spread).all()
+    assert heads.ece(confidence, hit, equal=equal) <= 3 * np.average(spread, weights=table["count"])
+    assert heads.ece(*predictor(20_000, power=2.0), equal=equal) > 0.1
+
+
+def test_reliability_by_hand():
+    table = heads.reliability([0.1, 0.15, 0.95, 0.85, 1.0], [0, 1, 1, 0, 1], bins=2)
+    assert table["count"].tolist() == [2, 3]
+    assert table["confidence"].tolist() == pytest.approx([0.125, 2.8 / 3])
+    assert table["accuracy"].tolist() == pytest.approx([0.5, 2 / 3])
+    assert heads.ece([0.1, 0.15, 0.95, 0.85, 1.0], [0, 1, 1, 0, 1], bins=2) == pytest.approx(
+        0.4 * 0.375 + 0.6 * (2.8 / 3 - 2 / 3)
+    )
+    assert heads.brier([0.5, 1.0], [1, 1]) == 0.125
+    counts = heads.reliability(np.linspace(0, 0.2, 10), np.zeros(10), bins=5, equal="count")["count"]
+    assert counts.tolist() == [2] * 5
+
+
+@pytest.mark.parametrize(
+    ("confidence", "hit", "options", "message"),
+    [
+        ([0.5], [1, 0], {}, "of one length above 0, got 1 and 2"),
+        ([], [], {}, "got 0 and 0"),
+        ([1.5], [1], {}, r"confidence must lie in 0\.\.1"),
+        ([0.5], [2], {}, "hit be 0 or 1"),
+        ([0.5], [1], {"equal": "area"}, "equal must be 'width' or 'count', got 'area'"),
+    ],
+)
+def test_reliability_refuses(confidence, hit, options, message):
+    with pytest.raises(ValueError, match=message):
+        heads.reliability(confidence, hit, **options)
+
+
+def test_interval_resamples_groups():
+    """Rows of a group hang together: with one group there is no spread, with many it narrows."""
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame({"prompt": np.repeat(np.arange(40), 10), "x": np.repeat(rng.normal(size=40), 10)})
+
+    def mean(rows):
+        return rows["x"].mean()
+
+    low, high = heads.interval(mean, table, "prompt")
+    assert low < table["x"].mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * table["x"].std() / np.sqrt(40), rel=0.25)  # not √400
+    assert heads.interval(mean, table.assign(prompt=0), "prompt") == pytest.approx((mean(table), mean(table)))

@@ -1,0 +1,114 @@
+"""The table of experiments: every block can be measured, every recording is read or known to be stale."""
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+
+from specnb import heads
+from specnb.lab import experiments, run, sweep
+from specnb.lab.experiments import EXPERIMENTS, RESULTS
+from specnb.models import files
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_can_be_measured(name):
+    """Its cell takes its blocks, its methods and rules exist, and it says what it feeds."""
+    wanted = EXPERIMENTS[name]
+    measure, _ = experiments.CELLS[wanted.cell]
+    assert len(sweep.keys(wanted.cell, measure, wanted.blocks(), wanted.heads())) == len(wanted.blocks()) > 0
+    numbers = {path.name[:2] for path in (files.ROOT / "notebooks").glob("*.ipynb")}
+    assert set(wanted.feeds) <= numbers
+    assert wanted.minutes > 0
+    for rule in wanted.settings.get("rules", ()):
+        experiments.methods.rule(rule)
+    drawn = [n for n in wanted.settings.get("methods", ()) if " swor" in n or " iid" in n]
+    assert not drawn or wanted.settings["temperature"] > 0
+
+
+def test_stale_is_red():
+    """Made with other heads, by a gone command, or with unknown columns: only the known ones, and none is new."""
+    known = set(experiments.KNOWN_STALE.read_text().split())
+    found = experiments.stale()
+    assert set(found) <= known, {name: why for name, why in found.items() if name not in known}
+    assert known <= set(found), f"no longer stale, take them off {experiments.KNOWN_STALE.name}: {known - set(found)}"
+
+
+def test_every_result_belongs_to_a_recording():
+    """A file of data/results is a recording, or of one that has its JSON beside it."""
+    names = {path.stem for path in RESULTS.glob("*.json")}
+    for path in RESULTS.iterdir():
+        if path.suffix in (".csv", ".npz"):
+            assert any(path.stem.startswith(name) for name in names), path.name
+        else:
+            assert path.suffix in (".json", ".jsonl") or path == experiments.KNOWN_STALE, path.name
+
+
+def record_one(folder, monkeypatch, columns=None, name="ptd_alike"):
+    """A recording of one block without a model."""
+    row = dict.fromkeys(columns or sorted(experiments.CELLS["alike"][1]), 0.5) | {"method": "ptd"}
+    measure = lambda prompt, methods, length: [row]  # noqa: E731
+    monkeypatch.setitem(experiments.CELLS, "alike", (measure, experiments.CELLS["alike"][1]))
+    return experiments.record(name, only=["rag-02"], folder=folder)
+
+
+def test_a_recording_says_its_command_and_is_read_back(tmp_path, monkeypatch):
+    record_one(tmp_path, monkeypatch)
+    table = experiments.recorded("ptd_alike", tmp_path)
+    assert table["command"].item() == "python -m specnb.lab record ptd_alike"
+    assert table["domain"].item() == "rag"
+    assert table["heads"].item() == "{}"
+    listing = experiments.listing(tmp_path).set_index("name")
+    assert listing.loc["ptd_alike", ["recorded", "state"]].tolist() == [1, "begun"]
+    assert experiments.stale(tmp_path) == {}
+    with pytest.raises(ValueError, match="unknown experiment 'ptd_like': known are race"):
+        experiments.recorded("ptd_like", tmp_path)
+    with pytest.raises(ValueError, match="race is not recorded yet: `python -m specnb.lab record race`"):
+        experiments.recorded("race", tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["heads", "columns", "name", "command"])
+def test_each_fault_makes_a_recording_stale(tmp_path, monkeypatch, fault):
+    """Negative controls for the test above: every kind of staleness is found."""
+    path = tmp_path / "ptd_alike.jsonl"
+    if fault == "columns":
+        record_one(tmp_path, monkeypatch, [*sorted(experiments.CELLS["alike"][1]), "surprise"])
+    elif fault == "command":
+        facts = {"command": "python -m specnb.bench --out x", "date": "2026-11-22"}
+        (tmp_path / "old.json").write_text(json.dumps(facts))
+        assert experiments.stale(tmp_path) == {"old.json": "its command is gone"}
+        return
+    else:
+        record_one(tmp_path, monkeypatch)
+    if fault == "heads":
+        line = json.loads(path.read_text())
+        path.write_text(json.dumps(line | {"heads": {"edd": heads.hashes(["edd"])["edd"]}}) + "\n")
+        assert experiments.stale(tmp_path) == {}
+        path.write_text(json.dumps(line | {"heads": {"edd": "another"}}) + "\n")
+    if fault == "name":
+        shutil.move(path, path := tmp_path / "gone.jsonl")
+    wanted = {
+        "heads": "made with other heads: edd",
+        "columns": "unknown columns surprise",
+        "name": "no experiment has this name",
+    }[fault]
+    assert experiments.stale(tmp_path) == {path.name: wanted}
+
+
+def test_the_reader_of_the_first_edition_says_where_it_was_made(capsys):
+    names = [name.removesuffix(".json") for name in experiments.KNOWN_STALE.read_text().split()]
+    name = next(name for name in names if (RESULTS / f"{name}.csv").exists())
+    assert len(experiments.first_edition(name))
+    assert f"{name}: of the first edition, 2026-" in capsys.readouterr().out
+
+
+@pytest.mark.model
+def test_alike_looks_at_branches(smollm2, monkeypatch):
+    monkeypatch.setattr(run, "loaded", lambda *_: smollm2)
+    rows = experiments.alike_block("conversation-02", ["self_draft", "ptd chained=False"], 16)
+    for row in rows:
+        assert set(row) == experiments.CELLS["alike"][1]
+        assert 0 <= row["share overlap 0.8"] <= row["share overlap 0.5"] <= 1
+        assert row["branches"] > 1
+    assert pd.DataFrame(rows)["repeated"].between(0, 1).all()

@@ -1,0 +1,100 @@
+"""Acceptance measures on three steps counted by hand."""
+
+import math
+
+import pytest
+import torch
+from tiny import llama
+
+from specnb import verifiers
+from specnb.decode import PlainDrafter, Step, decode
+from specnb.drafters import LookaheadDrafter, ProgressiveDrafter, SelfDrafter
+from specnb.lab import metrics
+from specnb.target import Target
+from specnb.tree import Draft, TokenTree, Verdict
+
+TINY = llama(seed=2)
+DRAFTERS = {"ptd": ProgressiveDrafter, "self_draft": SelfDrafter, "lookahead": LookaheadDrafter}
+TREE = TokenTree([1, 2, 3, 4], [-1, 0, 1, 0])
+RIDING = torch.tensor([False, False, False, True])  # the last node is auxiliary
+
+
+def step(index, path, draft):
+    seconds = {"draft": 0.1, "target": 1.0 + index, "verify": 0.2, "commit": 0.1}
+    return Step(index, 5, draft, None, Verdict(path, 9), (*(2, 3)[: len(path)], 9), seconds)
+
+
+STEPS = (step(0, (1, 2), Draft(TREE)), step(1, (), Draft(TREE, auxiliary=RIDING)), step(2, (1,), Draft(TREE)))
+
+
+def test_measures():
+    assert metrics.accepted(STEPS).tolist() == [2, 0, 1]
+    assert metrics.drafted(STEPS).tolist() == [3, 2, 3]  # without the root and the auxiliary node
+    assert metrics.tau(STEPS) == 2.0
+    assert metrics.acceptance_rate(STEPS) == 3 / 8
+
+
+def test_nothing_drafted_has_no_rate():
+    assert math.isnan(metrics.acceptance_rate([step(0, (), Draft(TokenTree([1], [-1])))]))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_de_is_hr_times_al_plus_one_minus_hr(name):
+    out = decode(Target(TINY), DRAFTERS[name](), verifiers.greedy, [3, 1, 4, 1, 5], max_new_tokens=60)
+    found = metrics.retrieval(out.steps)
+    assert found["DE"] == pytest.approx(found["HR"] * found["AL"] + 1 - found["HR"], abs=1e-12)
+    assert found["DE"] == metrics.tau(out.steps)
+    assert found["AL"] >= found["DE"] > 1
+    rows = sum(len(step.draft.tree) - 1 for step in out.steps)
+    assert (found["Dft"] + found["Ver"]) * len(out.steps) == pytest.approx(rows)
+
+
+def test_retrieval_of_plain_steps_has_no_accept_length():
+    out = decode(Target(TINY), PlainDrafter(), verifiers.greedy, [3, 1, 4], max_new_tokens=5)
+    found = metrics.retrieval(out.steps)
+    assert (found["DE"], found["HR"], found["Dft"], found["Ver"]) == (1, 0, 0, 0)
+    assert math.isnan(found["AL"])
+
+
+def test_branches_are_the_auxiliary_paths_alone():
+    tree = TokenTree([9, 1, 2, 5, 6, 7, 6], [-1, 0, 1, 0, 3, 3, 0])
+    draft = Draft(tree, auxiliary=torch.tensor([False, False, False, True, True, True, True]))
+    assert metrics.branches(draft) == [(5, 6), (5, 7), (6,)]
+    assert metrics.branches(draft, 1) == [(6,), (7,), (6,)]
+    assert metrics.branches(Draft(tree)) == []
+
+
+def test_similarities():
+    assert metrics.aligned((1, 2, 3, 4), (1, 9, 3, 4)) == 0.75
+    assert metrics.aligned((1, 2, 3, 4), (2, 3, 4, 5)) == 0
+    assert metrics.overlap((1, 2, 3, 4), (2, 3, 4, 5)) == 0.75  # the same, one token later
+    assert metrics.aligned((1, 2), (1, 2, 3, 4)) == 0.5
+    for similarity in metrics.SIMILARITIES.values():
+        assert similarity((1, 2), (1, 2)) == 1
+        assert similarity((1, 2), (3, 4)) == 0
+
+
+def test_likeness_is_that_of_the_most_similar_other_branch():
+    found = metrics.likeness([(1, 2), (1, 2), (1, 5), (7, 8)], metrics.aligned)
+    assert found.tolist() == [1, 1, 0.5, 0]
+    assert metrics.likeness([(1, 2)], metrics.aligned).tolist() == [0]
+    assert metrics.likeness([], metrics.aligned).tolist() == []
+
+
+def test_repeated_counts_pairs():
+    tree = TokenTree([9, 1, 2, 9, 1], [-1, 0, 1, 0, 3])
+    assert metrics.repeated(Draft(tree, auxiliary=torch.tensor([False, True, True, True, True]))) == 0.25
+
+
+def test_alike_counts_steps_and_branches():
+    """Two steps: in one both branches are the same, in the other they share nothing."""
+    riding = torch.tensor([False, True, True, True, True])
+
+    def of(*tokens):
+        return step(0, (), Draft(TokenTree([9, *tokens], [-1, 0, 1, 0, 3]), auxiliary=riding))
+
+    found = metrics.alike([of(1, 2, 1, 2), of(1, 2, 3, 4)])
+    assert set(found) == {"branches", "repeated", *metrics.ALIKE}
+    assert found["branches"] == 2
+    assert found["repeated"] == 0.25
+    assert found["steps aligned 0.8"] == found["share aligned 0.8"] == 0.5

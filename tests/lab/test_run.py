@@ -1,0 +1,114 @@
+"""The machine that times and compares: counts of real runs, failures as rows, texts by the near-tie rule."""
+
+import numpy as np
+import pytest
+
+from specnb.lab import methods, run
+from specnb.lab.prices import counted
+from specnb.models import Window
+
+CHOSEN = ["generate", "prompt lookup", "assistant", "undrafted", "edd:chain 3", "talf:salf 6,3,0.8,10 + ngram"]
+
+
+@pytest.fixture
+def one_model(smollm2, monkeypatch):
+    """The float32 model that the tests have loaded stands for every pair."""
+    monkeypatch.setattr(run, "loaded", lambda *_: smollm2)
+    run.draft_model.cache_clear()
+    run.assistant.cache_clear()
+    run._WARM.clear()
+    return smollm2
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("one_model")
+def test_a_block_counts_what_ran():
+    rows = {row["method"]: row for row in run.race_block("rag-02", CHOSEN, length=12, whole=True)}
+    assert set(rows) == set(CHOSEN)
+    for name, row in rows.items():
+        assert tuple(row) == run.ROW
+        assert (row["status"], row["error"], row["tokens"]) == ("ok", "", 12)
+        assert len({other["text"] for other in rows.values()}) == 1  # float32, greedy
+        trees = counted(row["trees"])
+        assert sum(trees.values()) == row["steps"] <= 12
+        assert sum(n * count for n, count in trees.items()) == row["nodes"] + row["steps"]
+        assert row["draft"] + row["target"] + row["verify"] + row["commit"] + row["prefill"] <= row["seconds"] * 1.01
+        if name in ("generate", "undrafted"):
+            assert row["trees"] == "1:12"
+        if ":" in name:
+            assert 0 < row["drafting"] < row["draft"]
+            assert sum(counted(row["frontiers"]).values()) >= row["steps"] - 1
+    assert max(counted(rows["edd:chain 3"]["trees"])) == 4
+    assert max(counted(rows["prompt lookup"]["trees"])) == 11
+    assert rows["prompt lookup"]["steps"] < 12
+    assert counted(rows["assistant"]["frontiers"])
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("one_model")
+def test_the_order_changes_with_the_repetition_and_the_seed_with_it():
+    names = ["undrafted", "n-gram tree", "retrieval"]
+    rows = run.race_block("rag-02", names, length=4, temperature=1.0, repetitions=4, keep_ids=True)
+    orders = [[row["method"] for row in rows if row["repetition"] == r] for r in range(4)]
+    assert all(sorted(order) == sorted(names) for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert [row["order"] for row in rows] == [0, 1, 2] * 4
+    texts = [row["ids"] for row in rows if row["method"] == "undrafted"]
+    assert len(set(texts)) > 1
+    assert all(len(ids.split()) == 4 for ids in texts)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("one_model")
+def test_a_method_that_fails_is_a_row_and_the_rest_goes_on():
+    names = ["generate", "vdm:kary 2,2 swor rrs", "n-gram tree"]
+    rows = {row["method"]: row for row in run.race_block("rag-02", names, length=4, temperature=1.0)}
+    failed = rows.pop("vdm:kary 2,2 swor rrs")
+    assert failed["status"] == "failed"
+    assert failed["error"].startswith("ValueError: rrs is lossless for siblings drawn IID only")
+    assert all(row["status"] == "ok" for row in rows.values())
+
+
+@pytest.mark.model
+def test_self_drafting_rows_have_ptds_counts(one_model):
+    """Dft and Ver of PTD are auxiliary / steps and candidates / steps, HR is hits / steps."""
+    ids = one_model.encode("Count from one to ten, then again.")
+    row = run.timed("ptd children=2", ids, one_model, length=16, whole=True)
+    assert 0 < row["auxiliary"] <= row["nodes"]
+    assert 0 <= row["hits"] <= row["steps"]
+    plain = run.timed("undrafted", ids, one_model, length=4, whole=True)
+    assert (plain["nodes"], plain["auxiliary"], plain["hits"]) == (0, 0, 0)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("one_model")
+def test_texts_by_name_and_a_target_without_positions(monkeypatch):
+    monkeypatch.setitem(methods.WINDOWS, "streaming 256", Window(4, 20))
+    names = ["vdm:streaming 1024", "vdm:streaming 256", "talf:kary 2,3 + ngram", "ngram budget=6 in graphs"]
+    rows = run.texts_block("conversation-02", names, 12, control="vdm:eagle2 20,4,4")
+    same = {(row["method"], row["positions"]): row["same"] for row in rows}
+    assert same == {(name, True): name != "vdm:streaming 256" for name in names} | {("vdm:eagle2 20,4,4", False): False}
+
+
+@pytest.mark.model
+def test_the_near_tie_rule_catches_a_wrong_text(one_model):
+    """Negative control: one token changed, and a text cut short, are not near ties."""
+    ids = one_model.encode("Name three colours of the rainbow.")
+    right = run.generate(one_model, ids, 12)
+    assert run.compared(one_model, ids, right, right) == {"equal": True, "first": None, "gap": None, "same": True}
+    changed = run.compared(one_model, ids, right, [*right[:5], (right[5] + 1) % 49152, *right[6:]])
+    assert changed["first"] == 5
+    assert not changed["same"]
+    assert not run.compared(one_model, ids, right, right[:9])["same"]
+
+
+@pytest.mark.model
+def test_live_tables_have_a_row_a_prompt_and_method(one_model):
+    table = run.race(["rag-02", "rag-03"], ["generate", "n-gram tree"], length=3)
+    assert sorted(zip(table["prompt"], table["method"], strict=True)) == [
+        (prompt, name) for prompt in ("rag-02", "rag-03") for name in ("generate", "n-gram tree")
+    ]
+    texts = run.texts(["rag-02"], ["prompt lookup", "hass:chain 2"], length=8)
+    assert texts["same"].all()
+    assert np.isfinite(table["seconds"].astype(float)).all()
+    assert one_model.name == "smollm2-135m"

@@ -1,0 +1,303 @@
+"""Explorers over recorded numbers: every control moves the picture, and the words say what it shows."""
+
+import html
+import io
+from itertools import product
+
+import ipywidgets
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from tiny import llama
+from toy import grow
+
+from specnb import exact, growth, show, verifiers
+from specnb.decode import decode
+from specnb.drafters import NgramDrafter, ProgressiveDrafter
+from specnb.lab import replay
+from specnb.sampling import RandomCoins, Warp
+from specnb.target import Target
+from specnb.tree import Drawn
+
+# ---- one explorer under all of them
+
+
+def picture(red: int) -> bytes:
+    plt.imsave(file := io.BytesIO(), np.full((2, 2, 3), red, np.uint8), format="png")
+    return file.getvalue()
+
+
+def shade(red: int, words: str) -> tuple[bytes, str]:
+    if red > 200:
+        raise ValueError("too red: 200 < 255")
+    return picture(red), f"<b>{words}</b>"
+
+
+def simple() -> show.explorers.Explorer:
+    options = {"red": ipywidgets.IntSlider(10, 0, 255), "words": ipywidgets.Dropdown(options=["one", "two"])}
+    return show.explorer(options, shade)
+
+
+def test_an_explorer_redraws_when_a_control_changes():
+    box = simple()
+    controls = box.controls
+    assert (controls.image.value, controls.readout.value) == (picture(10), "<b>one</b>")
+    controls.red.value = 20
+    assert (controls.image.value, controls.readout.value) == (picture(20), "<b>one</b>")
+    controls.words.value = "two"
+    assert (controls.image.value, controls.readout.value) == (picture(20), "<b>two</b>")
+    assert box.names == ["red", "words"]
+    assert controls.red.continuous_update is False  # a drag draws once
+    assert controls.red.description == "red"
+
+
+def test_a_refusal_is_said_and_leaves_the_picture():
+    controls = simple().controls
+    controls.red.value = 255
+    assert controls.readout.value == html.escape("too red: 200 < 255")
+    assert controls.image.value == picture(10)
+    controls.red.value = 30
+    assert (controls.image.value, controls.readout.value) == (picture(30), "<b>one</b>")
+
+
+def test_a_picture_without_words_clears_the_readout():
+    box = show.explorer({"red": ipywidgets.IntSlider(10, 0, 255)}, lambda red: shade(red, "")[0])
+    box.controls.red.value = 255
+    assert "too red" in box.controls.readout.value
+    box.controls.red.value = 20
+    assert box.controls.readout.value == ""
+
+
+def test_other_errors_are_not_swallowed():
+    with pytest.raises(ZeroDivisionError):
+        show.explorer({"red": ipywidgets.IntSlider()}, lambda red: 1 / red)
+
+
+@pytest.mark.parametrize(("row", "rows"), [(1, [1, 1, 1]), (2, [2, 1]), (3, [3])])
+def test_controls_stand_in_rows_over_words_and_picture(row, rows):
+    controls = {name: ipywidgets.IntSlider() for name in "abc"}
+    box = show.explorer(controls, lambda **values: b"", row=row)
+    *lines, readout, image = box.children
+    assert [len(line.children) for line in lines] == rows
+    assert (readout, image) == (box.controls.readout, box.controls.image)
+
+
+def test_stills_are_all_combinations():
+    box = simple()
+    found = list(box.stills(red=[1, 2], words=["one", "two"]))
+    assert [tuple(settings.values()) for settings, _ in found] == list(product((1, 2), ("one", "two")))
+    assert found[1] == ({"red": 1, "words": "two"}, shade(1, "two"))
+    assert box.controls.red.value == 10  # nothing was moved
+
+
+def test_stills_leave_the_other_controls_where_they_are():
+    box = simple()
+    box.controls.words.value = "two"
+    assert [settings for settings, _ in box.stills(red=[3])] == [{"red": 3, "words": "two"}]
+    assert list(box.stills()) == [({"red": 10, "words": "two"}, shade(10, "two"))]
+
+
+def test_stills_of_an_unknown_control_name_the_known_ones():
+    with pytest.raises(KeyError, match="no control 'blue': there are red, words"):
+        list(simple().stills(blue=[1]))
+
+
+# ---- every widget, and what its stills are asked for
+
+SWEEP = pd.DataFrame(list(product((3, 4, 5), (2, 3), (0.01, 0.1))), columns=["depth", "branch", "threshold"])
+SWEEP["speed"] = SWEEP["depth"] + SWEEP["branch"] * SWEEP["threshold"]
+CURVE = pd.DataFrame({"τ": [2.4, 2.2, 1.8], "forwards": [7.0, 2.0, 1.2], "nodes": [60.0, 20.0, 12.0]})
+RACE = pd.DataFrame(
+    [
+        ("generate", "a", 10, 11.0, 2.0, "1:10", None),
+        ("edd:chain 3", "a", 10, 7.0, 2.5, "4:5", "1:15"),
+        ("n-gram tree", "a", 10, 6.0, 2.2, "1:1 3:2 9:1", ""),
+        ("generate", "b", 10, 12.0, 3.0, "1:10", None),
+        ("edd:chain 3", "b", 10, 14.0, 3.0, "4:10", "1:30"),
+        ("n-gram tree", "b", 10, 12.0, 3.0, "1:9", ""),
+    ],
+    columns=["method", "prompt", "tokens", "seconds", "prefill", "trees", "frontiers"],
+)
+
+
+def recorded(depth: int, first: int = 1):
+    draft, _ = grow(growth.DynaTree(depth, 4, 0.009, 4000, first), seed=3)
+    return draft.tree, draft.scores, [f"t{token}" for token in draft.tree.token_list]
+
+
+def contest():
+    """A recorded step and the rules that race on it."""
+    rules = {"beam": growth.Eagle2(11, 3, 3), "optimal": growth.Salf(12, 3, 0.0, 4), "SALF": growth.Salf(12, 3, 0.6, 4)}
+    drafter = exact.toy_drafter(exact.random_model(6, 3), growth.Together(tuple(rules.values()), k=4), Drawn.POINT)
+    drafter.begin((0,), Warp(), {})
+    draft = drafter.propose(RandomCoins(0), 99)
+    return draft.tree, draft.scores, [f"<{token}>" for token in draft.tree.token_list], rules
+
+
+def chains() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(size=400)
+    table = pd.DataFrame({"confidence": confidence, "path": confidence**2, "depth": 1 + np.arange(400) % 5})
+    return table.assign(alive=rng.uniform(size=400) < 0.7, hit=rng.uniform(size=400) < confidence)
+
+
+def sweep():
+    return show.sweep_explorer(SWEEP, ["depth", "branch", "threshold"], "speed")
+
+
+def whatif():
+    return show.whatif_explorer(RACE, {"generate": "generate", "edd:chain 3": "EDD", "n-gram tree": "n-grams"})
+
+
+def pieces(tokens):
+    return [f"t{token}" for token in tokens]
+
+
+def stepping():
+    story = decode(Target(llama()), NgramDrafter(), verifiers.greedy, [1, 2, 3, 1, 2], max_new_tokens=12, eos=())
+    return show.stepper(story, pieces)
+
+
+def growing():
+    return show.growing_explorer(show.record_frames(Target(llama(2)), ProgressiveDrafter(), [3, 1, 4], 4), pieces)
+
+
+WIDGETS = {
+    "growth": (lambda: show.growth_explorer(*recorded(8)), {"depth": [2, 8], "branch": [2, 3]}),
+    "pct": (
+        lambda: show.growth_explorer(*recorded(8, first=4), growth.Pct),
+        {"k": [2], "depth": [4], "cost": [0.1, 0.5]},
+    ),
+    "race": (lambda: show.race_explorer(*contest()), {"forward": [0, 2]}),
+    "reliability": (lambda: show.reliability_explorer(chains()), {"of": ["token", "path"], "bins": [4, 10]}),
+    "sweep": (sweep, {"depth": [3, 5], "threshold": [0.01, 0.1]}),
+    "threshold": (
+        lambda: show.threshold_explorer(CURVE.set_axis([0.0, 0.6, 0.95])),
+        {"threshold": [0.6], "call": [0.1, 0.2]},
+    ),
+    "whatif": (whatif, {"draft": [0.0, 0.5]}),
+    "law": (show.law_explorer, {"shape": ["chain of 2"], "p_a": [0.3, 0.9]}),
+    "acceptance": (show.acceptance_explorer, {"mix": [0.5], "gamma": [1, 2]}),
+    "stepper": (stepping, {"step": [0, 2]}),
+    "growing": (growing, {"step": [0, 3]}),
+}
+
+
+@pytest.mark.parametrize("name", WIDGETS)
+def test_stills_are_what_the_sliders_show(name):
+    make, axes = WIDGETS[name]
+    box, seen = make(), set()
+    for settings, found in list(box.stills(**axes)):
+        for control in axes:
+            getattr(box.controls, control).value = settings[control]
+        image, words = found if isinstance(found, tuple) else (found, "")
+        assert image.startswith(b"\x89PNG")
+        assert (box.controls.image.value, box.controls.readout.value) == (image, words)
+        seen.add(image)
+    assert len(seen) == np.prod([len(values) for values in axes.values()])
+
+
+# ---- each of them
+
+
+def test_growth_explorer_follows_its_sliders():
+    box = show.growth_explorer(*recorded(8))
+    controls, seen = box.controls, [(bytes(box.controls.image.value), box.controls.readout.value)]
+    assert seen[0][0].startswith(b"\x89PNG")
+    for name, value in (("threshold", 0.3), ("depth", 2), ("branch", 2), ("budget", 3)):
+        getattr(controls, name).value = value
+        seen.append((bytes(controls.image.value), controls.readout.value))
+    sizes = [int(text.split()[0]) for _, text in seen]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[1] > sizes[-1] == 3
+    assert "node by node" in seen[0][1]
+
+
+def test_growth_explorer_says_when_the_recording_is_too_small():
+    tree, scores, labels = recorded(1)
+    controls = show.growth_explorer(tree, scores, labels).controls
+    assert "record with a wider, deeper or less pruned tree" in controls.readout.value
+
+
+def test_sweep_explorer_follows_its_sliders():
+    box = sweep()
+    seen = [bytes(box.controls.image.value)]
+    for name, value in (("depth", 5), ("branch", 3), ("threshold", 0.1)):
+        getattr(box.controls, name).value = value
+        seen.append(bytes(box.controls.image.value))
+    assert len(set(seen)) == 4
+    with pytest.raises(ValueError, match="axes must be three columns"):
+        show.sweep_explorer(SWEEP, ["depth", "branch", "width"], "speed")
+
+
+def test_pct_explorer_follows_its_sliders():
+    """Dearer calls draft less and gain less; a leaf threshold above the price is refused in words."""
+    controls = show.growth_explorer(*recorded(8, first=4), growth.Pct).controls
+    controls.k.value, controls.depth.value = 2, 4
+    seen = []
+    for cost in (0.02, 0.1, 0.5):
+        controls.cost.value = cost
+        seen.append((bytes(controls.image.value), int(controls.readout.value.split()[0])))
+    assert seen[0][1] > seen[1][1] > seen[2][1]
+    assert "gains" in controls.readout.value
+    controls.cost.value, controls.leaf.value = 0.02, 0.2
+    assert "leaf 0.2 and cost 0.02" in controls.readout.value
+
+
+def test_race_explorer_goes_forward_by_forward():
+    """Every stage another picture; the optimal search covers most in the end, SALF's stop leaves forwards out."""
+    tree, scores, labels, rules = contest()
+    controls = show.race_explorer(tree, scores, labels, rules).controls
+    seen = []
+    for forward in range(controls.forward.max + 1):
+        controls.forward.value = forward
+        seen.append((bytes(controls.image.value), controls.readout.value))
+    assert len({picture for picture, _ in seen}) == len(seen) > 4
+    assert "next, S = 1.00: &lt;0&gt; 1.00" in seen[0][1]
+    assert seen[-1][1].count("nothing is expanded any more") == 3
+    beam, optimal, salf = (float(line.split("cover ")[1].split()[0]) for line in seen[-1][1].split("<br>"))
+    assert optimal >= beam
+    assert optimal > salf
+    forwards = {name: len(replay.stages(tree, scores, rule)) - 1 for name, rule in rules.items()}
+    assert forwards["SALF"] < forwards["optimal"]
+
+
+def test_threshold_explorer_moves_its_optimum_with_the_prices():
+    """Free forwards: the longest drafts are best; dear ones: the shortest. The ring follows its slider."""
+    controls = show.threshold_explorer(CURVE.set_axis([0.0, 0.6, 0.95])).controls
+    best, seen = [], set()
+    for call, node in ((0.0, 0.0), (0.06, 0.0), (0.5, 0.0), (0.0, 0.05)):
+        controls.call.value, controls.node.value = call, node
+        best.append(controls.readout.value.split("best at ")[1][:4])
+        seen.add(bytes(controls.image.value))
+    assert best == ["0.00", "0.60", "0.95", "0.95"]
+    controls.threshold.value = 0.6
+    assert controls.readout.value.startswith("threshold 0.60: 2.00 forwards, 20.0 nodes, τ 2.20, speed 1.10")
+    assert len({*seen, bytes(controls.image.value)}) == 5
+
+
+def test_reliability_explorer_follows_its_controls():
+    table = chains()
+    controls = show.reliability_explorer(table).controls
+    seen = [(bytes(controls.image.value), controls.readout.value)]
+    for name, value in (("of", "path"), ("bins", 4), ("equal", "count"), ("depth", 2)):
+        getattr(controls, name).value = value
+        seen.append((bytes(controls.image.value), controls.readout.value))
+    assert len({picture for picture, _ in seen}) == 5
+    assert seen[0][1].startswith(f"{table['alive'].sum()} tokens")
+    assert seen[-1][1].startswith("160 tokens")
+
+
+def test_whatif_explorer_moves_with_the_prices():
+    controls = whatif().controls
+    first = controls.image.value
+    assert plt.imread(io.BytesIO(first)).shape[:2] == (520, 1200)
+    assert "n-grams" in controls.readout.value
+    controls.draft.value = 0.0
+    assert controls.image.value != first
+    free = show.whatif_speed_ups(RACE, 0.0, 0.0)
+    assert free["edd:chain 3"] == pytest.approx((2 + 1) / 2)
+    controls.node.value = 0.05
+    assert "node at 0.050" in controls.readout.value
+    assert show.whatif_speed_ups(RACE, 0.6, 0.05)["edd:chain 3"] < free["edd:chain 3"]
