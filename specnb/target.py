@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,40 +29,18 @@ def context_length(model: PreTrainedModel) -> int:
     return model.config.get_text_config().max_position_embeddings
 
 
-class Window(Protocol):
-    """A cache policy that forgets: ``models.Window`` (StreamingLLM)."""
-
-    def evictor(self, model: PreTrainedModel):
-        """A callable on the cache after each commit, which counts the tokens it has dropped in ``evicted``."""
-
-
-class RecordedForwards(Protocol):
-    """Forward passes recorded at fixed shapes and replayed: ``models.Graphs``."""
-
-    def empty(self) -> TreeCache:
-        """The cache of a new generation."""
-
-    def score(self, cache: TreeCache, ids: Tensor, positions: Tensor, mask: Tensor | None, hidden_layers):
-        """Logits (n, V) and hidden states of a tree, or None if no recorded pass fits it."""
-
-
 class Target:
     """A causal language model with a TreeCache: prefill, forward(tree), commit(path).
 
     The cache holds every committed token except the last one, the root, whose key and value are written by the
-    forward pass that scores its tree. hidden_layers names the hidden states that drafters ask for. window: keep
-    only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the model's own text once
-    something has been evicted. graphs: recorded forwards of this model, for trees that fit them.
+    forward pass that scores its tree. hidden_layers names the hidden states that drafters ask for. window
+    (``models.Window``): keep only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the
+    model's own text once something has been evicted; its evictor(model) is called with the cache after each commit.
+    graphs (``models.Graphs``): recorded forwards of this model, for trees that fit them; empty() makes the cache of a
+    generation, score(...) replays a forward or says None.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        hidden_layers: Sequence[int] = (),
-        window: Window | None = None,
-        graphs: RecordedForwards | None = None,
-    ):
+    def __init__(self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window=None, graphs=None):
         self.model, self.window, self.graphs = model.eval(), window, graphs
         self.hidden_layers = tuple(hidden_layers)
         self.cache, self.evict = TreeCache(), None

@@ -160,14 +160,6 @@ class TokenTree:
         parents = [-1] + [new[self.parent_list[old]] for old in kept[1:]]
         return TokenTree(self.tokens[kept], torch.tensor(parents))
 
-    def without(self, nodes: Iterable[int]) -> "TokenTree":
-        """The tree with the given nodes and everything below them removed."""
-        gone = set(nodes)
-        self._check(gone)
-        if 0 in gone:
-            raise ValueError("the root cannot be removed")
-        return self.keep(i for i in range(len(self)) if gone.isdisjoint(self.path(i)))
-
     def merge(self, other: "TokenTree") -> "TokenTree":
         """The trie union of two trees with the same root token; this tree's nodes come first."""
         if self.token_list[0] != other.token_list[0]:

@@ -2,7 +2,8 @@
 
 ``tree_drafter`` grows a tree with a draft model (``draft_models``: any causal LM; trained heads are in ``heads``) and
 a growth rule; ``adaptive`` learns SALF's threshold; ``ngram`` and ``retrieval`` look texts up; ``merged`` unites two
-drafts; ``ptd``, ``self_draft`` and ``lookahead`` let the target draft for itself; ``textbook`` has PTD's four moves.
+drafts; ``ptd``, ``self_draft`` and ``lookahead`` let the target draft for itself, from ``pools``; ``textbook`` has
+PTD's four moves.
 A new drafter is a class with begin, propose and observe (``specnb.decode.Drafter``); lab/methods.py gives it a name.
 """
 

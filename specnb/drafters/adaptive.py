@@ -1,15 +1,12 @@
 """AdaptiveDrafter: SALF with a stopping threshold that is learnt while it decodes (``growth.adaptive``)."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-
-from torch import Tensor
 
 from specnb.drafters.draft_models import DraftModel
 from specnb.drafters.tree_drafter import TreeDrafter
 from specnb.growth import Past, Salf, threshold
-from specnb.sampling import Coins, Warp
 from specnb.tree import Draft
 
 REMEMBERED = 200  # steps
@@ -27,17 +24,15 @@ class AdaptiveDrafter:
         self.inner, self.rule, self.clock, self.past = TreeDrafter(draft_model, rule), rule, clock, []
         self.hidden_layers = draft_model.hidden_layers
 
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+    def begin(self, prefix, warp, hidden) -> None:
         self.inner.begin(prefix, warp, hidden)
         self.began = self.clock()
 
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
+    def propose(self, coins, max_depth) -> Draft:
         self.inner.growth = replace(self.rule, threshold=threshold(self.past, self.rule.threshold))
         return self.inner.propose(coins, max_depth)
 
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
+    def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.inner.observe(draft, path, next_token, hidden, logits)
         seconds = self.clock() - self.began
         step = Past(seconds, len(path), len(self.inner.masses), sum(self.inner.masses))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specnb.drafters.pools import GramPool, Reader, Rows, cut, size
 from specnb.growth import at_least_one
-from specnb.sampling import Coins, Warp, likeliest
+from specnb.sampling import likeliest
 from specnb.tree import Draft
 
 
@@ -36,7 +36,7 @@ class LookaheadDrafter(Reader):
             raise ValueError(f"level, the length of the n-grams, must be at least 3, got {level}")
         self.reach = window + level - 3  # how far behind the text a draft node may lie
 
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+    def begin(self, prefix, warp, hidden) -> None:
         rng = random.Random(self.seed)
         self.pool, self.text = GramPool(self.guesses, self.keys), []
         self.levels = [[rng.choice(prefix) for _ in range(self.window + self.level - 3)]]
@@ -49,7 +49,7 @@ class LookaheadDrafter(Reader):
             if self.from_prompt and len(self.text) == self.level:
                 self.pool.add(self.text[0], self.text[1:])
 
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
+    def propose(self, coins, max_depth) -> Draft:
         rows = Rows(self.text[-1])
         candidates = cut(self.pool.get(self.text[-1]), max_depth)
         rows.add_trie(candidates, 0)

@@ -1,14 +1,10 @@
 """MergedDrafter: what a draft model drafts and what texts suggest, in one tree and one target forward."""
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from specnb.drafters.ngram import NgramDrafter
 from specnb.drafters.retrieval import RetrievalDrafter
 from specnb.drafters.tree_drafter import TreeDrafter
-from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, Drawn, TokenTree
 
 
@@ -30,11 +26,11 @@ class MergedDrafter:
         self.drafter, self.other = drafter, other or NgramDrafter()
         self.hidden_layers = drafter.hidden_layers
 
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+    def begin(self, prefix, warp, hidden) -> None:
         self.drafter.begin(prefix, warp, hidden)
         self.other.begin(prefix, warp, hidden)
 
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
+    def propose(self, coins, max_depth) -> Draft:
         own = self.drafter.propose(coins, max_depth).tree
         tree = own.merge(self.other.propose(coins, max_depth).tree)  # the first one's nodes keep their numbers
         # The draft model commits by the tree that it has grown: the others become nodes of it that were never expanded.
@@ -45,8 +41,6 @@ class MergedDrafter:
         self.drafter.grown, self.drafter.kept = TokenTree(tokens, parents), place
         return Draft(tree)
 
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
+    def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.drafter.observe(draft, path, next_token, hidden, logits)
         self.other.observe(draft, path, next_token, hidden, logits)

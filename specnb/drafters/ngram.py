@@ -3,11 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from specnb.drafters.pools import Reader
 from specnb.growth import at_least_one
-from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, TokenTree
 
 
@@ -26,7 +23,7 @@ class NgramDrafter(Reader):
         self.budget, self.short = budget, short
         at_least_one(self, "max_ngram", "length", "matches", "budget", "short")
 
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+    def begin(self, prefix, warp, hidden) -> None:
         self.text: list[int] = []
         self.ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # n-gram → where the text goes on
         self._read(prefix)
@@ -37,7 +34,7 @@ class NgramDrafter(Reader):
             for n in range(1, min(self.max_ngram, len(self.text)) + 1):
                 self.ends[tuple(self.text[-n:])].append(len(self.text))
 
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
+    def propose(self, coins, max_depth) -> Draft:
         paths: list[list[int]] = []
         seen: set[tuple[int, ...]] = set()
         for n in range(min(self.max_ngram, len(self.text)), 0, -1):

@@ -70,9 +70,7 @@ class Reader:
 
     hidden_layers, reach = (), 0
 
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
+    def observe(self, draft, path, next_token, hidden, logits) -> None:
         self._learn(draft, next_token, logits)
         self._read([*(draft.tree.token_list[node] for node in path), next_token])
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from specnb.drafters.pools import Reader, Rows, Trie, TriePool, cut, depth, size, subtrees
 from specnb.drafters.pools import path as chain
 from specnb.growth import at_least_one
-from specnb.sampling import Coins, Warp, likeliest
+from specnb.sampling import Warp, likeliest
 from specnb.tree import Draft
 
 EXPANSIONS = {  # how a node's draft token is drawn from the target's law; argmax draws nothing
@@ -79,7 +79,7 @@ class ProgressiveDrafter(Reader):
         at_least_one(self, "children", "depth", "nodes", "keys")
         self.reach = depth + chained * (children - 1)  # how far behind the text a draft node may lie
 
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+    def begin(self, prefix, warp, hidden) -> None:
         rng = random.Random(self.seed)
         self.noise = torch.Generator().manual_seed(self.seed)
         self.pool, self.text = TriePool(self.nodes, self.keys), []
@@ -97,7 +97,7 @@ class ProgressiveDrafter(Reader):
                 self.pool.add(self.text[0], chain(self.text[1:]))
         self.root = self.text[-1]
 
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
+    def propose(self, coins, max_depth) -> Draft:
         self.candidates = cut(self.pool.get(self.root), max_depth)
         rows, above = Rows(self.root), 0
         rows.add_trie(self.candidates, 0)

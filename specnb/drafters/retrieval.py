@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specnb.drafters.pools import Reader
 from specnb.growth import at_least_one
 from specnb.models import files
-from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, TokenTree
 
 KEY = 4  # tokens of a key: 16 bits each
@@ -76,7 +74,7 @@ class RetrievalDrafter(Reader):
         self.weight, self.prior = weight, prior
         at_least_one(self, "budget", "depth", "longest", "weight", "prior")
 
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+    def begin(self, prefix, warp, hidden) -> None:
         self.text: list[int] = []
         self.after: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self.stored = lru_cache(maxsize=5_000)(self.store.counts) if self.store else None  # of this text alone
@@ -104,7 +102,7 @@ class RetrievalDrafter(Reader):
                 left *= self.prior / (total + self.prior)
         return law
 
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
+    def propose(self, coins, max_depth) -> Draft:
         tail, depth = tuple(self.text[-self.longest :]), min(max_depth, self.depth)
         tokens, parents, scores, levels = [self.text[-1]], [-1], [1.0], [0]
         open_: list[tuple[float, int, int, tuple[int, ...]]] = []  # (−score, parent, token, context)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specnb.drafters.pools import GramPool, Reader, Rows, Trie, absorb, cut, merge, path, size
 from specnb.growth import at_least_one
-from specnb.sampling import Coins, Warp, likeliest
+from specnb.sampling import likeliest
 from specnb.tree import Draft
 
 
@@ -64,7 +64,7 @@ class SelfDrafter(Reader):
         at_least_one(self, "branches", "gram", "grams", "keys")
         self.reach = length  # how far behind the text a draft node may lie
 
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+    def begin(self, prefix, warp, hidden) -> None:
         rng = random.Random(self.seed)
         lengths = [1] * self.levels + [rng.choice((1, 2)) for _ in range(self.branches - 1)]
         self.columns = [([rng.choice(prefix) for _ in range(n)], []) for n in lengths]  # (prefix, levels)
@@ -81,7 +81,7 @@ class SelfDrafter(Reader):
         for start in range(len(tokens) - self.gram):
             self.pool.add(tokens[start], tokens[start + 1 : start + 1 + self.gram])
 
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
+    def propose(self, coins, max_depth) -> Draft:
         rows, known = Rows(self.text[-1]), self.pool.get(self.text[-1])
         if self.corpus is not None:
             known = merge(known, self.corpus.get(self.text))

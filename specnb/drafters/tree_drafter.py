@@ -1,6 +1,5 @@
 """TreeDrafter: a draft model gives the laws, a growth rule the shape."""
 
-from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from specnb.drafters.draft_models import DraftModel
 from specnb.growth import Growth
-from specnb.sampling import Coins, Warp, draw_rows
+from specnb.sampling import Warp, draw_rows
 from specnb.tree import Draft, Drawn, TokenTree
 
 
@@ -34,12 +33,12 @@ class TreeDrafter:
         self.draft_model, self.growth, self.drawn = draft_model, growth, drawn
         self.hidden_layers = draft_model.hidden_layers
 
-    def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
+    def begin(self, prefix, warp, hidden) -> None:
         self.warp = Warp() if self.drawn is Drawn.POINT else warp
         self.root = prefix[-1]
         self.draft_model.begin(prefix, hidden)
 
-    def propose(self, coins: Coins, max_depth: int) -> Draft:
+    def propose(self, coins, max_depth) -> Draft:
         if self.draft_model.max_depth is not None:
             max_depth = min(max_depth, self.draft_model.max_depth)
         tree, chances = TokenTree([self.root], [-1]), np.ones(1)  # each path's probability, float64
@@ -75,9 +74,7 @@ class TreeDrafter:
             return Draft(tree, scores=scores)
         return Draft(tree, _table(laws, len(tree)), self.drawn, self.draft_model.ids, scores=scores)
 
-    def observe(
-        self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
-    ) -> None:
+    def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.draft_model.commit(self.grown, [self.kept[node] for node in path], next_token, hidden)
         self.root = next_token
 

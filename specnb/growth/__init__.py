@@ -9,7 +9,6 @@ from specnb.growth import textbook
 from specnb.growth.adaptive import Past, threshold
 from specnb.growth.best_first import OptTree, Salf, SpecExec, sequoia
 from specnb.growth.levels import (
-    BY_NAME,
     EAGLE_25,
     MEDUSA_63,
     Cape,

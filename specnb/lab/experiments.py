@@ -5,6 +5,7 @@ missing (and resumes). A recording is stale if it was made with other heads than
 is gone, or has other columns than its reader; ``stale()`` says which are.
 """
 
+import inspect
 import json
 import shlex
 import tomllib
@@ -50,7 +51,7 @@ CELLS: dict[str, tuple[Callable, set[str]]] = {  # what a block measures, and th
     "race": (run.race_block, set(run.ROW)),
     "texts": (run.texts_block, {"method", "positions", "equal", "first", "gap", "same"}),
     "rules": (replay.rules_block, set(replay.COLUMNS)),
-    "verifiers": (coinless.verifiers_block, {"method", "rule", "steps", "tau", "given", "nodes", "bug"}),
+    "verifiers": (coinless.verifiers_block, {"method", "rule", "steps", "tau", "given", "nodes"}),
     "curves": (prices.curves_block, {"model", "nodes", "quartile", "median", "third quartile"}),
     "alike": (alike_block, {"method", "branches", "repeated", *metrics.ALIKE}),
 }
@@ -176,7 +177,7 @@ def stale(folder: Path = RESULTS) -> dict[str, str]:
 def _columns(table: pd.DataFrame) -> set[str]:
     """The columns that a cell measured: not the block's settings, nor where it was measured."""
     own = {"heads", "key", "cell", "processor", "device", "torch", "date", "command", "status", "error"}
-    settings = {name for e in EXPERIMENTS.values() for name in (*e.settings, *e.over, "prompt")}
+    settings = {name for measure, _ in CELLS.values() for name in inspect.signature(measure).parameters}
     return set(table.columns) - own - settings
 
 

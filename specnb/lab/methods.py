@@ -23,7 +23,7 @@ from specnb.drafters import AdaptiveDrafter, DraftModel, MergedDrafter, TreeDraf
 from specnb.models import Window, prompts
 from specnb.tree import Drawn
 
-RULES = {
+GROWTH = {
     "chain": growth.chain,
     "kary": growth.kary,
     "dynatree": growth.DynaTree,
@@ -35,12 +35,14 @@ RULES = {
     "specexec": growth.SpecExec,
     "opt": growth.OptTree,
 }
-SHAPES = {
+NAMED = {
     "linear": growth.chain(6),
     "dynatree": growth.DynaTree(),
     "vct": growth.kary(3, 5),
     "cape": growth.Cape(),
     "eagle2": growth.Eagle2(50, 6, 10),
+    "eagle_25": growth.EAGLE_25,
+    "medusa_63": growth.MEDUSA_63,
 }  # rules whose name says it all
 WINDOWS = {"streaming 1024": Window(4, 1020), "streaming 256": Window(4, 252)}  # with linear drafts
 THEIRS = ("generate", "generate as shipped", "prompt lookup", "assistant")
@@ -98,7 +100,7 @@ def method(name: str) -> Method:
     found = PATTERN.fullmatch(own)
     if not found:
         alone = ", ".join((*THEIRS, "n-gram tree", *DRAFTERS))
-        rules = ", ".join((*RULES, *SHAPES, *WINDOWS))
+        rules = ", ".join((*GROWTH, *NAMED, *WINDOWS))
         raise ValueError(f"unknown method {name!r}: known are {alone}, and HEAD:RULE with RULE of {rules}")
     head, verifier, drawn = found["head"], found["verifier"] or "by_draw", Drawn[(found["drawn"] or "point").upper()]
     window, rule = WINDOWS.get(found["rule"]), "linear" if found["rule"] in WINDOWS else found["rule"]
@@ -143,16 +145,16 @@ def build(made: Method, pair: models.Pair, loaded: DraftModel | None = None) -> 
 
 
 def rule(name: str) -> growth.Growth:
-    """A growth rule: one of SHAPES, or of RULES with its first settings: "pct 0.07,5,10"."""
-    if name in SHAPES:
-        return SHAPES[name]
+    """A growth rule: one of NAMED, or of GROWTH with its first settings: "pct 0.07,5,10"."""
+    if name in NAMED:
+        return NAMED[name]
     kind, _, numbers = name.partition(" ")
-    if kind not in RULES:
-        raise ValueError(f"unknown growth rule {name!r}: those with settings are {', '.join(RULES)}")
+    if kind not in GROWTH:
+        raise ValueError(f"unknown growth rule {name!r}: those with settings are {', '.join(GROWTH)}")
     try:
-        return RULES[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
+        return GROWTH[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
     except (ValueError, TypeError) as error:
-        settings = ", ".join(signature(RULES[kind]).parameters)
+        settings = ", ".join(signature(GROWTH[kind]).parameters)
         raise ValueError(
             f"{name!r}: {kind} takes numbers with commas between, in the order of {settings}: {error}"
         ) from error

@@ -16,7 +16,7 @@ from specnb.target import Target
 from specnb.tree import TokenTree
 
 Curve = Mapping[int, float]  # nodes of a forward → seconds
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes at which curves are measured
+NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes at which curves are measured
 
 
 def curves_block(
@@ -26,7 +26,7 @@ def curves_block(
     pair: str = models.EMBEDDED,
     dtype: str = "float32",
     packed: bool = False,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = NODES,
 ) -> list[dict[str, object]]:
     """Seconds of a target forward over a tree of n nodes, and of draft forwards over a frontier of n, for each n.
 
@@ -35,7 +35,7 @@ def curves_block(
     """
     used = loaded(pair, dtype, packed)
     tokens = torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0)).tolist()
-    drafts, rows = {name: draft_model(name, used).inner for name in heads}, []
+    drafts, rows = {name: draft_model(name, used) for name in heads}, []
     layers = sorted({layer for draft in drafts.values() for layer in draft.hidden_layers})
     for _ in range(repetitions):
         target = Target(used.target, hidden_layers=layers)

@@ -50,15 +50,10 @@ class Recording:
 
     def save(self, path: str | Path) -> None:
         """Write it as one .npz, in one move."""
-        parts = {
-            "text": np.array(self.text, np.int32),
-            "sizes": np.array([len(tree) for tree in self.trees], np.int32),
-            "tokens": np.concatenate([tree.tokens.numpy() for tree in self.trees]).astype(np.int32),
-            "parents": np.concatenate([tree.parents.numpy() for tree in self.trees]).astype(np.int32),
-            "scores": np.concatenate([scores.numpy() for scores in self.scores]),
-            "max_depth": np.array([self.max_depth or 0]),
-        }
-        files.write_arrays(path, parts)
+        ends = {"sizes": [len(tree) for tree in self.trees], "text": self.text, "max_depth": [self.max_depth or 0]}
+        trees = {n: np.concatenate([getattr(tree, n).numpy() for tree in self.trees]) for n in ("tokens", "parents")}
+        whole = {name: np.asarray(values, np.int32) for name, values in (ends | trees).items()}
+        files.write_arrays(path, whole | {"scores": np.concatenate([scores.numpy() for scores in self.scores])})
 
     @classmethod
     def load(cls, path: str | Path) -> "Recording":
@@ -67,13 +62,10 @@ class Recording:
             if missing := {"text", "sizes", "tokens", "parents", "scores", "max_depth"} - set(file.files):
                 raise ValueError(f"{path} is no recording: it lacks {', '.join(sorted(missing))}")
             cuts = np.cumsum(file["sizes"])[:-1]
-            tokens, parents, scores = (np.split(file[name], cuts) for name in ("tokens", "parents", "scores"))
-            trees = [
-                TokenTree(torch.from_numpy(t.astype(np.int64)), torch.from_numpy(p.astype(np.int64)))
-                for t, p in zip(tokens, parents, strict=True)
-            ]
-            scores, depth = tuple(map(torch.from_numpy, scores)), int(file["max_depth"][0]) or None
-            return cls(tuple(file["text"].tolist()), tuple(trees), scores, depth)
+            nodes = (np.split(file[name].astype(np.int64), cuts) for name in ("tokens", "parents"))
+            trees = tuple(TokenTree(*map(torch.from_numpy, arrays)) for arrays in zip(*nodes, strict=True))
+            scores = tuple(map(torch.from_numpy, np.split(file["scores"], cuts)))
+            return cls(tuple(file["text"].tolist()), trees, scores, int(file["max_depth"][0]) or None)
 
 
 @dataclass(frozen=True)
@@ -230,27 +222,6 @@ def turn(recording: Recording, at: int, rule: Growth) -> Turn:
     return Turn(at, len(nodes), tuple(map(len, frontiers)), accepted, mass)
 
 
-def outcomes(recording: Recording) -> pd.DataFrame:
-    """What became of the draft's likeliest chain at every place of a text: one row per place and depth.
-
-    Columns: place and depth; confidence, the draft's probability of the token; path, that of the chain up to it;
-    alive, whether everything before it agreed with the text; hit, whether it did too. EDD's Figure 3b is confidence
-    against hit where alive, there at the places where steps begin, here at every place; what PCT thresholds is path
-    against hit everywhere.
-    """
-    rows = []
-    for place, (tree, scores) in enumerate(zip(recording.trees, recording.scores, strict=True)):
-        node, alive, before = 0, True, 1.0
-        for token in recording.text[place:]:
-            if not tree.children[node]:
-                break
-            node = tree.children[node][0]
-            score, hit = float(scores[node]), alive and tree.token_list[node] == token
-            rows.append((place, tree.depth_list[node], score / before if before else 0.0, score, alive, hit))
-            alive, before = hit, score
-    return pd.DataFrame(rows, columns=["place", "depth", "confidence", "path", "alive", "hit"])
-
-
 def tau(turns: Sequence[Turn]) -> float:
     """Mean acceptance length: tokens per step, bonus included."""
     return sum(turn.accepted + 1 for turn in turns) / len(turns)
@@ -301,7 +272,7 @@ def rules_block(
     (``chain_table``). "vct", whose 363 nodes no other rule wants, has a recording of its own.
     """
     found = loaded(pair, "float32")
-    ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found).inner
+    ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found)
     written = generate(found, ids, length, whole=True)
     named = {name: methods.rule(name) for name in rules}
     shared = {name: rule for name, rule in named.items() if name != "vct"}
@@ -310,7 +281,7 @@ def rules_block(
         wide = record(target, draft, Together(tuple(shared.values()), k=k), ids, written) if shared else None
         full = record(target, draft, named["vct"], ids, written) if "vct" in named else None
     rows = [_counts(name, full if name == "vct" else wide, rule) for name, rule in named.items()]
-    chain = dict.fromkeys(rows[0], 0) | {"rule": "chain", "ranks": "", "chains": _packed(outcomes(wide or full))}
+    chain = dict.fromkeys(rows[0], 0) | {"rule": "chain", "ranks": "", "chains": chains(wide or full)}
     return [*(row | {"chains": ""} for row in rows), chain]
 
 
@@ -333,14 +304,31 @@ def _counts(name: str, recording: Recording, rule: Growth) -> dict[str, object]:
     }
 
 
-def _packed(table: pd.DataFrame) -> str:
-    """Per place the number of accepted tokens and every token's confidence in hundredths of a per cent, as JSON."""
-    places = table.groupby("place")
-    return json.dumps([[int(p["hit"].sum()), *(10_000 * p["confidence"]).round().astype(int)] for _, p in places])
+def chains(recording: Recording) -> str:
+    """What became of the draft's likeliest chain at every place of a text, as JSON (``chain_table`` reads it).
+
+    Per place the number of accepted tokens and every token's confidence in hundredths of a per cent.
+    """
+    found = []
+    for place, (tree, scores) in enumerate(zip(recording.trees, recording.scores, strict=True)):
+        node, accepted, confidences = 0, 0, []
+        for token in recording.text[place:]:
+            if not tree.children[node]:
+                break
+            above, node = node, tree.children[node][0]
+            accepted += accepted == len(confidences) and tree.token_list[node] == token
+            confidences.append(round(10_000 * float(scores[node] / scores[above])) if scores[above] else 0)
+        found.append([accepted, *confidences])
+    return json.dumps(found)
 
 
 def chain_table(chains: Mapping[str, str]) -> pd.DataFrame:
-    """``outcomes`` of recorded chains (prompt → JSON) with their prompt; confidences to four digits."""
+    """What became of the likeliest chains (prompt → JSON of ``chains``): one row per prompt, place and depth.
+
+    confidence: the draft's probability of the token, to four digits; path: that of the chain up to it; alive: whether
+    everything before it agreed with the text; hit: whether it did too. EDD's Figure 3b is confidence against hit where
+    alive, there at the places where steps begin, here at every place; what PCT thresholds is path against hit.
+    """
     rows = []
     for prompt, packed in chains.items():
         for place, (accepted, *confidences) in enumerate(json.loads(packed)):

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, partial, wraps
 from types import SimpleNamespace
 
 import pandas as pd
@@ -21,14 +21,12 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from specnb import heads, models, verifiers
-from specnb.decode import Step, decode, now, steps
-from specnb.drafters import DraftModel
+from specnb.decode import decode, now, steps
 from specnb.exact.gallery import Unpositioned
 from specnb.lab import methods
 from specnb.models import Graphs, files, prompts
 from specnb.models.graphs import SIZES
 from specnb.target import Target
-from specnb.tree import TokenTree
 
 PHASES = ("draft", "target", "verify", "commit")
 ROW = (
@@ -36,6 +34,7 @@ ROW = (
     "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "grown", "text", "ids",
 )  # fmt: skip
 NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
+draft_model = cache(methods.draft_model)  # a head or the pair's own draft model, once per process
 ALONE = threading.Lock()  # drafts have a state and seconds are measured: one run at a time in a process
 
 
@@ -49,12 +48,6 @@ def _loaded(pair: str, dtype: str, packed: bool) -> models.Pair:
     found = models.load_pair(pair, dtype=dtype, packed=packed)
     generate(found, found.encode("Good morning."), 8)
     return found
-
-
-@cache
-def draft_model(head: str, pair: models.Pair) -> "Watched":
-    """A head or the pair's own draft model, once per process, its forwards timed."""
-    return Watched(methods.draft_model(head, pair))
 
 
 @cache
@@ -88,27 +81,6 @@ def generate(pair: models.Pair, ids: Sequence[int], length: int, *, whole: bool 
 # ---- timing ---------------------------------------------------------------------------------------------------
 
 
-class Watched:
-    """A draft model whose forwards are timed: their seconds, and the nodes each expanded, since the last ``take``."""
-
-    def __init__(self, draft_model: DraftModel):
-        self.inner, self.seconds, self.sizes = draft_model, 0.0, []
-        self.hidden_layers, self.ids, self.max_depth = draft_model.hidden_layers, draft_model.ids, draft_model.max_depth
-        self.begin, self.commit = draft_model.begin, draft_model.commit
-
-    def expand(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
-        began = now()
-        logits = self.inner.expand(tree, nodes)
-        self.seconds += now() - began
-        self.sizes.append(len(nodes))
-        return logits
-
-    def take(self) -> tuple[float, list[int]]:
-        taken = self.seconds, self.sizes
-        self.seconds, self.sizes = 0.0, []
-        return taken
-
-
 def resident() -> float:
     """MB in use: of the GPU's memory, else of the process."""
     return (torch.cuda.memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss) / 1e6
@@ -134,100 +106,100 @@ def timed(
     twelve. grown: MB resident at the end beyond those before. text: a hash; ids: the tokens themselves.
     """
     made = methods.method(name)
+    run = _ours if made.options is None else _theirs
     with ALONE:
         before = resident()
-        row = (_ours if made.options is None else _theirs)(made, ids, pair, temperature, length, seed, whole, packed)
-    return {**row, "grown": resident() - before, "text": text(row["ids"]), "ids": " ".join(map(str, row["ids"]))}
+        seconds, tokens, shapes, phases, drafted = run(made, ids, pair, temperature, length, seed, whole, packed)
+        grown = resident() - before
+    sizes, riding, depths = zip(*shapes, strict=True)
+    counts = {
+        "tokens": len(tokens),
+        "steps": len(sizes),
+        "nodes": sum(sizes) - len(sizes),
+        "auxiliary": sum(riding),
+        "hits": sum(n - 1 > r for n, r in zip(sizes, riding, strict=True)),
+        "depth": sum(depths),
+    }
+    forwards = {"trees": _spelt(sizes), "frontiers": _spelt(drafted)}
+    written = {"text": text(tokens), "ids": " ".join(map(str, tokens))}
+    return {"seconds": seconds, **counts, **phases, **forwards, "grown": grown, **written}
 
 
-def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> dict[str, object]:
-    watched = draft_model(made.head, pair) if made.head else None
-    drafter, verifier = methods.build(made, pair, watched), made.verifier if temperature else verifiers.greedy
+Run = tuple[float, list[int], list[tuple[int, int, int]], dict[str, float], list[int]]
+# seconds, new tokens, (nodes with the root, auxiliary ones, depth) of each step, seconds by phase, sizes of drafts
+
+
+def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> Run:
+    draft = draft_model(made.head, pair) if made.head else None
+    drafter, verifier = methods.build(made, pair, draft), made.verifier if temperature else verifiers.greedy
     recorded = graphs(pair, len(ids) + length) if made.graphs else None
     if recorded:
         recorded.prepare(drafter.hidden_layers)
     target = Target(pair.target, window=made.window, graphs=recorded)
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed, **({"eos": ()} if whole else {})}
-    done: list[Step] = []
-    drafted, frontiers = [], Counter()
-    if watched:
-        watched.take()  # what an earlier run has left, if it failed
-    began = now()
-    for step in steps(target, drafter, verifier, ids, **options):
-        seconds, sizes = watched.take() if watched else (0.0, [])
-        done.append(step.light())
-        drafted.append(seconds)
-        frontiers.update(sizes)
-    taken, trees = now() - began, [step.draft.tree for step in done]
-    riding = [0 if step.draft.auxiliary is None else int(step.draft.auxiliary.sum()) for step in done]
-    return {
-        "seconds": taken,
-        "tokens": sum(len(step.tokens) for step in done),
-        "steps": len(done),
-        "nodes": sum(len(tree) - 1 for tree in trees),
-        "auxiliary": sum(riding),
-        "hits": sum(len(tree) - 1 > r for tree, r in zip(trees, riding, strict=True)),
-        "depth": sum(max(tree.depth_list) for tree in trees),
-        "prefill": sum(done[0].seconds.values()),
-        **{phase: sum(step.seconds[phase] for step in done[1:]) for phase in PHASES},
-        "drafting": sum(drafted[1:]),
-        "trees": _spelt(Counter(map(len, trees))),
-        "frontiers": _spelt(frontiers),
-        "ids": [token for step in done for token in step.tokens],
-    }
+    done, first = [], 0
+    with _calls(draft, "expand", lambda tree, nodes: len(nodes)) as drafted:
+        began = now()
+        for step in steps(target, drafter, verifier, ids, **options):
+            done.append(step.light())
+            first = first if done[1:] else len(drafted.sizes)  # forwards of the first step
+        taken = now() - began
+    phases = {phase: sum(step.seconds[phase] for step in done[1:]) for phase in PHASES}
+    phases |= {"prefill": sum(done[0].seconds.values()), "drafting": sum(drafted.seconds[first:])}
+    drafts = [step.draft for step in done]
+    riding = [0 if draft.auxiliary is None else int(draft.auxiliary.sum()) for draft in drafts]
+    shapes = [(len(draft.tree), r, max(draft.tree.depth_list)) for draft, r in zip(drafts, riding, strict=True)]
+    return taken, [token for step in done for token in step.tokens], shapes, phases, drafted.sizes
 
 
-def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> dict[str, object]:
+def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> Run:
     options = dict(made.options)
     if temperature:
         options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     drafting = assistant(pair, packed) if made.name == "assistant" else None
     options |= {"assistant_model": drafting} if drafting else {}
     torch.manual_seed(seed)
-    with _forwards(pair.target) as target, _forwards(drafting) as draft:
+    with _calls(pair.target, "forward", _fed) as target, _calls(drafting, "forward", _fed) as draft:
         began = now()
         tokens = generate(pair, ids, length, whole=whole, **options)
         taken = now() - began
-    trees = [target.sizes[0] - len(ids) + 1, *target.sizes[1:]]  # the first forward holds the prompt, too
-    nodes, later = sum(trees) - len(trees), sum(draft.seconds[1:])
-    counts = {"nodes": nodes, "auxiliary": 0, "hits": sum(size > 1 for size in trees), "depth": nodes}
-    phases = {"draft": later, "target": sum(target.seconds[1:]), "verify": 0.0, "commit": 0.0, "drafting": later}
-    return {
-        "seconds": taken,
-        "tokens": len(tokens),
-        "steps": len(trees),
-        **counts,
-        "prefill": target.seconds[0],
-        **phases,
-        "trees": _spelt(Counter(trees)),
-        "frontiers": _spelt(Counter(draft.sizes[1:])),
-        "ids": tokens,
-    }
+    later = sum(draft.seconds[1:])
+    phases = dict.fromkeys(PHASES, 0.0) | {"draft": later, "target": sum(target.seconds[1:])}
+    phases |= {"prefill": target.seconds[0], "drafting": later}
+    sizes = [target.sizes[0] - len(ids) + 1, *target.sizes[1:]]  # the first forward holds the prompt, too
+    return taken, tokens, [(size, 0, size - 1) for size in sizes], phases, draft.sizes[1:]
 
 
 @contextmanager
-def _forwards(model: PreTrainedModel | None) -> Iterator[SimpleNamespace]:
-    """Sizes and seconds of a model's forwards while the block runs."""
-    seen, clock, hooks = SimpleNamespace(sizes=[], seconds=[]), [], []
+def _calls(owner: object, name: str, size: Callable[..., int]) -> Iterator[SimpleNamespace]:
+    """Sizes and seconds of the calls of an object's method while the block runs; no owner, no calls."""
+    seen = SimpleNamespace(sizes=[], seconds=[])
+    if owner is None:
+        yield seen
+        return
+    inner = getattr(owner, name)
 
-    def before(_, args, kwargs) -> None:
-        seen.sizes.append((args[0] if args else kwargs["input_ids"]).shape[-1])
-        clock.append(now())
+    @wraps(inner)
+    def call(*args, **kwargs):
+        began = now()
+        result = inner(*args, **kwargs)
+        seen.seconds.append(now() - began)
+        seen.sizes.append(size(*args, **kwargs))
+        return result
 
-    def after(*_) -> None:
-        seen.seconds.append(now() - clock.pop())
-
-    if model is not None:
-        hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
+    setattr(owner, name, call)
     try:
         yield seen
     finally:
-        for hook in hooks:
-            hook.remove()
+        delattr(owner, name)
 
 
-def _spelt(sizes: Counter) -> str:
-    return " ".join(f"{size}:{count}" for size, count in sorted(sizes.items()))
+def _fed(input_ids: Tensor, *_, **__) -> int:
+    return input_ids.shape[-1]
+
+
+def _spelt(sizes: Sequence[int]) -> str:
+    return " ".join(f"{size}:{count}" for size, count in sorted(Counter(sizes).items()))
 
 
 # ---- blocks ---------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 from specnb.models import files, provenance
 
 Block = Mapping[str, object]
-Rows = Mapping[str, object] | Sequence[Mapping[str, object]]
+Measured = Mapping[str, object] | Sequence[Mapping[str, object]]
 
 
 def grid(**axes: Iterable) -> list[dict]:
@@ -41,7 +41,7 @@ def grid(**axes: Iterable) -> list[dict]:
 
 def run(
     cell: str,
-    measure: Callable[..., Rows],
+    measure: Callable[..., Measured],
     blocks: Sequence[Block],
     file: str | Path,
     *,
@@ -107,7 +107,9 @@ def keys(cell: str, measure: Callable, blocks: Sequence[Block], heads: Mapping[s
     found: dict[str, dict] = {}
     for block in map(dict, blocks):
         try:
-            inspect.signature(measure).bind(**block)
+            bound = inspect.signature(measure).bind(**block)
+            bound.apply_defaults()  # what a default was when it was measured belongs to the record
+            block = dict(bound.arguments)
             text = json.dumps([cell, block, sorted(heads.items())], sort_keys=True)
         except TypeError as error:
             raise ValueError(f"{cell} cannot take the block {block}: {error}") from error

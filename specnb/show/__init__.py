@@ -7,7 +7,7 @@
 """
 
 from specnb.show import paper
-from specnb.show.charts import draw_mask, draw_reliability, draw_text, intervals, kinds, ranked, trend
+from specnb.show.charts import draw_mask, draw_reliability, draw_text, kinds, ranked, trend
 from specnb.show.explorers import (
     explorer,
     growth_explorer,

@@ -1,4 +1,4 @@
-"""Charts into Axes: who sees whom, a text with its origins, ranked bars, intervals, trends, reliability."""
+"""Charts into Axes: who sees whom, a text with its origins, ranked bars, trends, reliability."""
 
 import html
 import math
@@ -98,24 +98,8 @@ def ranked(table: pd.DataFrame, value: str, label: str, kind: str | None = None,
     return ax
 
 
-def intervals(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes | None = None) -> Axes:
-    """A dot with its interval (columns low, high) per label and kind, labels downwards, kinds beside each other."""
-    labels, looks = list(dict.fromkeys(table[label])), kinds(table[kind])
-    ax = ax or plt.subplots(figsize=(11, 0.3 * len(labels) * len(looks) + 1.6), layout="constrained")[1]
-    for i, (name, (colour, _, marker)) in enumerate(looks.items()):
-        part = table[table[kind] == name]
-        rows = np.array([labels.index(text) for text in part[label]]) + (i - (len(looks) - 1) / 2) * 0.7 / len(looks)
-        reach = [part[value] - part["low"], part["high"] - part[value]]
-        ax.errorbar(part[value], rows, xerr=reach, fmt=marker, color=colour, capsize=3, label=name)
-    ax.axvline(0, color=INK, lw=1)
-    ax.set_yticks(range(len(labels)), labels)
-    ax.set(xlabel=value, ylim=(len(labels) - 0.5, -0.5))
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(looks), title=kind)
-    return ax
-
-
 def draw_reliability(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """``metrics.reliability`` against the diagonal: dots by bin, their area by the number of tokens in it."""
+    """``heads.reliability`` against the diagonal: dots by bin, their area by the number of tokens in it."""
     ax = ax or plt.subplots(figsize=(5.5, 5), layout="constrained")[1]
     ax.plot([0, 1], [0, 1], ls="--", lw=1, color=INK, label="calibrated")
     ax.vlines(table["confidence"], table["confidence"], table["accuracy"], color=COLOURS["rejected"], lw=2, label="gap")

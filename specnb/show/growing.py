@@ -29,7 +29,7 @@ class Frame:
     @cached_property
     def drafted(self) -> TokenTree:
         """The draft tree alone: the step's tree without the candidates."""
-        return self.step.draft.tree.without(range(1, self.step.draft.candidate_rows))
+        return self.step.draft.tree.keep(range(self.step.draft.candidate_rows, len(self.step.draft.tree)))
 
     def paths(self) -> set[tuple[int, ...]]:
         """The draft tree's nodes as paths of tokens."""

@@ -112,23 +112,15 @@ def _across(tree: TokenTree) -> list[float]:
 
 
 def draw_tree(
-    table: pd.DataFrame,
-    *,
-    ax: Axes | None = None,
-    probabilities: bool = False,
-    notes: Sequence[str] | None = None,
-    highlight: int | None = None,
+    table: pd.DataFrame, *, ax: Axes | None = None, notes: Sequence[str] | None = None, highlight: int | None = None
 ) -> Axes:
     """Draw a ``tree_table``: root on top, first-drawn child left, labels clipped to the room there is.
 
-    probabilities: write p and q to each node. notes: instead, a short text for each row; never clipped.
+    notes: a short text for each row; never clipped.
     highlight: a node to put a ring around.
     """
     texts = [drawable(label) for label in table["label"]]
-    if notes is not None:
-        notes = [[note] if note else [] for note in notes]
-    else:
-        notes = [_note(p=row.p, q=row.q) if probabilities else [] for row in table.itertuples()]
+    notes = [[note] if note else [] for note in notes or [""] * len(texts)]
     longest, extra = max(map(len, texts)), max(map(len, notes))
     columns, levels = table.attrs.get("size") or (table["x"].max() + 1, table["depth"].max() + 1)
     if ax is None:
@@ -216,10 +208,6 @@ def _place(across: float, down: float, size: float, longest: int, extra: int, be
                 return place, font, int(room)
             best = max(best, (place, font, room), key=lambda option: option[2])
     return best[0], best[1], int(best[2])
-
-
-def _note(**values: float) -> list[str]:
-    return [f"{name} {v:.2f}".replace("0.", ".") for name, v in values.items() if not np.isnan(v)]
 
 
 def clip(text: str, room: int) -> str:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from specnb.sampling import Coins, residual
 
-Pair = tuple[bool, int]
+Elected = tuple[bool, int]
 
 
-def k_seq(p: Tensor, q: Tensor, coins: Coins, *, k: int = 2) -> Pair:
+def k_seq(p: Tensor, q: Tensor, coins: Coins, *, k: int = 2) -> Elected:
     """K-SEQ (SpecTr, Sun et al. 2023, Algorithm 2): k independent drafts, each accepted with min(1, p / (ρ q)).
 
     ρ in [1, k] solves 1 − (1 − β)^k = ρ β with β = Σ min(p / ρ, q), found by bisection and rounded up, on the safe
@@ -44,7 +44,7 @@ def k_seq(p: Tensor, q: Tensor, coins: Coins, *, k: int = 2) -> Pair:
     return False, coins.choose(rest if rest.sum() > 1e-15 else p)
 
 
-def spec_hub(p: Tensor, q: Tensor, coins: Coins) -> Pair:
+def spec_hub(p: Tensor, q: Tensor, coins: Coins) -> Elected:
     """SpecHub (Sun et al. 2024): two drafts of which one is always a = argmax q, the hub.
 
     Draw x from q; beside another token stands a, beside a stands a token from the rest of q. Mass of the pairs is
@@ -78,7 +78,7 @@ def spec_hub(p: Tensor, q: Tensor, coins: Coins) -> Pair:
     return False, coins.choose(rest if rest.sum() > 1e-15 else p)
 
 
-def greedy_multi_draft(p: Tensor, q: Tensor, coins: Coins, *, n: int = 2) -> Pair:
+def greedy_multi_draft(p: Tensor, q: Tensor, coins: Coins, *, n: int = 2) -> Elected:
     """Greedy multi-draft (Hu et al. 2025): the n − 1 likeliest tokens of q, and one drawn from the rest of q.
 
     The drawn token x is accepted with min(1, p(x) / q'(x)); else the residual norm([p − q']_+) is drawn, which may
@@ -109,6 +109,6 @@ def transport_bound(p: Tensor, sets: dict[frozenset[int], float]) -> float:
     return 1 + min(float(p[list(h)].sum()) - sum(mass for drafts, mass in sets.items() if drafts <= h) for h in subsets)
 
 
-RULES: dict[str, Callable[[Tensor, Tensor, Coins], Pair]] = {
+RULES: dict[str, Callable[[Tensor, Tensor, Coins], Elected]] = {
     f.__name__: f for f in (k_seq, spec_hub, greedy_multi_draft)
 }

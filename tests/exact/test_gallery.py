@@ -15,7 +15,7 @@ def test_every_bug_is_caught(name):
 
 
 UNSPOILED = {
-    "rrsw": (gallery.TREE, gallery.spoiled(textbook.rrsw)),
+    "rrsw": (gallery.SMALL, gallery.spoiled(textbook.rrsw)),
     "traversal": (gallery.TREE, gallery.spoiled(textbook.traversal)),
     "rrs": (gallery.drawn(gallery.UNEVEN, gallery.IID), gallery.spoiled(textbook.rrs)),
     "a draft that says how it was drawn": (

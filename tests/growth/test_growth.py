@@ -23,7 +23,7 @@ from specnb.tree import Drawn
     ("name", "levels"), [("eagle_25", [4, 8, 8, 3, 2]), ("medusa_63", [10, 28, 23, 2])], ids=["eagle", "medusa"]
 )
 def test_named_trees(name, levels):
-    paths = growth.BY_NAME[name].paths
+    paths = {"eagle_25": growth.EAGLE_25, "medusa_63": growth.MEDUSA_63}[name].paths
     assert len(set(paths)) == len(paths)
     counts = Counter(map(len, paths))
     assert [counts[depth] for depth in sorted(counts)] == levels

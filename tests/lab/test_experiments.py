@@ -64,7 +64,7 @@ def test_a_recording_says_its_command_and_is_read_back(tmp_path, monkeypatch):
     assert experiments.stale(tmp_path) == {}
     with pytest.raises(ValueError, match="unknown experiment 'ptd_like': known are race"):
         experiments.recorded("ptd_like", tmp_path)
-    with pytest.raises(ValueError, match="race is not recorded yet: `python -m specnb.lab record race`"):
+    with pytest.raises(ValueError, match=r"race is not recorded yet: `python -m specnb.lab record race`"):
         experiments.recorded("race", tmp_path)
 
 

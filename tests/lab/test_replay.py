@@ -118,7 +118,7 @@ def test_outcomes_of_chains():
     chain = TokenTree([0, 7, 8, 9], [-1, 0, 1, 2])
     scores = torch.tensor([1.0, 0.5, 0.25, 0.1], dtype=torch.float64)
     recording = replay.Recording((7, 7, 8, 9), (chain,) * 4, (scores,) * 4)
-    rows = replay.outcomes(recording)
+    rows = replay.chain_table({"p": replay.chains(recording)})
     first = rows[rows["place"] == 0]
     assert first["hit"].tolist() == [True, False, False]
     assert first["alive"].tolist() == [True, True, False]
@@ -127,7 +127,7 @@ def test_outcomes_of_chains():
     assert rows[rows["place"] == 1]["hit"].tolist() == [True, True, True]
     assert rows.groupby("place").size().tolist() == [3, 3, 2, 1]  # the text ends
     branching = replay.Recording((8,), (TokenTree([0, 7, 8], [-1, 0, 0]),), (scores[:3],))
-    assert replay.outcomes(branching)["hit"].tolist() == [False]  # the likeliest, not any
+    assert replay.chain_table({"p": replay.chains(branching)})["hit"].tolist() == [False]  # the likeliest, not any
 
 
 def test_one_recording_for_several_rules(model):

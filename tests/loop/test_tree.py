@@ -87,10 +87,8 @@ def test_grow_adds_leaves_and_their_depths():
         tree.grow(torch.tensor([6]), torch.tensor([3]))
 
 
-def test_keep_and_without():
+def test_keep():
     assert arrays(SMALL.keep([6, 4, 1])) == ([7, 5, 8, 9], [-1, 0, 1, 2])  # any order, the root implied
-    assert arrays(SMALL.without([4])) == ([7, 5, 6, 5, 5], [-1, 0, 0, 1, 2])  # 6 goes with its parent
-    assert arrays(SMALL.without([])) == arrays(SMALL)
 
 
 def test_merge_appends_what_is_new():
@@ -175,16 +173,6 @@ def test_merge_is_the_union_of_texts_and_idempotent(a, b):
     assert union.token_list[: len(a.merge(a))] == a.merge(a).token_list
 
 
-@properties
-@given(trees(), st.data())
-def test_without_takes_nodes_and_all_below_them(tree, data):
-    gone = data.draw(st.sets(st.integers(1, max(1, len(tree) - 1)), max_size=len(tree) - 1))
-    rest = tree.without(gone)
-    outside = [i for i in range(len(tree)) if gone.isdisjoint(tree.path(i))]
-    assert [rest.path_tokens(i) for i in range(len(rest))] == [tree.path_tokens(i) for i in outside]
-    assert torch.equal(rest.ancestors, tree.ancestors[outside][:, outside])
-
-
 # ---- bad input ------------------------------------------------------------------------------------------
 
 BAD_TREES = {
@@ -223,8 +211,6 @@ def test_bad_constructor_arguments():
 def test_bad_node_arguments():
     with pytest.raises(ValueError, match="node 6 is kept but its parent 4 is not"):
         SMALL.keep([1, 6])
-    with pytest.raises(ValueError, match="the root cannot be removed"):
-        SMALL.without([0])
     with pytest.raises(ValueError, match="cannot merge trees with roots 7 and 0"):
         SMALL.merge(TokenTree.kary(2, 1))
 
@@ -236,8 +222,6 @@ def test_nodes_outside_the_tree_are_refused(node):
         SMALL.path(node)
     with pytest.raises(ValueError, match=message):
         SMALL.keep([node])
-    with pytest.raises(ValueError, match=message):
-        SMALL.without([node])
 
 
 Q = torch.full((7, 10), 0.1)

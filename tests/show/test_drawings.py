@@ -149,14 +149,14 @@ AWKWARD = ["$x$", "日本", "␣photosynthesis", "a\tb", "<|im_end|>", "⏎", "_
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("probabilities", [False, True])
-def test_every_label_is_drawn_inside_the_axes_and_large_enough(name, probabilities):
+@pytest.mark.parametrize("note", ["", ".25"])
+def test_every_label_is_drawn_inside_the_axes_and_large_enough(name, note):
     tree = SHAPES[name]
     labels = [AWKWARD[i % len(AWKWARD)] for i in range(len(tree))]
     p = torch.full((len(tree), 64), 1 / 64)
     table = show.tree_table(Draft(tree), p=p, labels=labels)
     with plt.rc_context(look.STYLE):
-        ax = show.draw_tree(table, probabilities=probabilities, highlight=0)
+        ax = show.draw_tree(table, notes=[note] * len(table), highlight=0)
         show.legend(ax)
         ax.figure.canvas.draw()
     assert isinstance(ax, Axes)
@@ -295,17 +295,11 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == old
 
 
-def test_intervals_and_trends_show_the_table():
+def test_trends_show_the_table():
     rows = [
         (c, k, g, g - 1, g + 2) for c, k, g in (("x", "a", 1.0), ("x", "b", 2.0), ("y", "a", 3.0), ("y", "b", -1.0))
     ]
     table = pd.DataFrame(rows, columns=["cell", "kind", "gain", "low", "high"])
-    ax = show.intervals(table, "gain", "cell", "kind")
-    dots = {c.get_label(): c.lines[0].get_xdata().tolist() for c in ax.containers}
-    assert dots == {"a": [1, 3], "b": [2, -1]}
-    bars = [segment[:, 0].tolist() for segment in ax.containers[0].lines[2][0].get_segments()]
-    assert bars == [[0, 3], [2, 5]]
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["x", "y"]
     ax = show.trend(table.assign(depth=[2, 2, 1, 1]), "depth", "gain", "kind")
     assert {line.get_label(): line.get_ydata().tolist() for line in ax.lines} == {"a": [3, 1], "b": [-1, 2]}
     assert len(ax.collections) == 2  # the bands

@@ -129,7 +129,7 @@ def recorded(depth: int, first: int = 1):
 def contest():
     """A recorded step and the rules that race on it."""
     rules = {"beam": growth.Eagle2(11, 3, 3), "optimal": growth.Salf(12, 3, 0.0, 4), "SALF": growth.Salf(12, 3, 0.6, 4)}
-    drafter = exact.toy_drafter(exact.random_model(6, 3), growth.Together(tuple(rules.values()), k=4), Drawn.POINT)
+    drafter = exact.toy_drafter(exact.random_model(6, 3), replay.Together(tuple(rules.values()), k=4), Drawn.POINT)
     drafter.begin((0,), Warp(), {})
     draft = drafter.propose(RandomCoins(0), 99)
     return draft.tree, draft.scores, [f"<{token}>" for token in draft.tree.token_list], rules

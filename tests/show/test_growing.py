@@ -37,7 +37,7 @@ def test_the_growing_explorer_follows_its_slider():
 
 
 def test_a_frames_pool_is_the_one_its_candidates_came_from():
-    frames = growing.record_frames(Target(TINY), ProgressiveDrafter(), [3, 1, 4, 1, 5], 20)
+    frames = growing.record_frames(Target(TINY), ProgressiveDrafter(), [3, 1, 4, 1, 5], 12)
     for frame in frames:
         tree = frame.step.draft.tree
         candidates = tree.keep(range(frame.step.draft.candidate_rows))

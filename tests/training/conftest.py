@@ -20,8 +20,8 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setattr(writing, "template", lambda tokenizer: ([1, 2], [3, 4]))
 
 
-@pytest.fixture
-def dialogues(pair, own_cache) -> list[writing.Dialogue]:
+@pytest.fixture(scope="module")
+def dialogues(pair) -> list[writing.Dialogue]:
     """Forty short dialogues whose answers the tiny target really writes."""
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -37,7 +37,7 @@ def dialogues(pair, own_cache) -> list[writing.Dialogue]:
 
 
 @pytest.fixture
-def ready(pair, dialogues):
+def ready(pair, dialogues, own_cache):
     """(frozen, features) of the tiny corpus over half of the vocabulary."""
     ids = features.vocabulary(dialogues, 16)
     return heads.Frozen.of(pair.target, ids), runs.corpus_features(pair, dialogues, ids, [-1, -4])
