@@ -81,11 +81,6 @@ class TreeCache(Cache):
         """Slots of a layer's buffers, 0 before the first forward."""
         return self.layers[0].buffers[0].shape[-2] if self.layers else 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all layers' buffers, in use or not."""
-        return sum(buffer.nbytes for layer in self.layers for buffer in layer.buffers)
-
     def promote(self, count: int) -> None:
         """Count the first pending slots as committed, where they stand; the others stay pending."""
         if not 0 <= count <= self.pending:

@@ -81,10 +81,6 @@ class Generation:
     steps: tuple[Step, ...] = field(repr=False)
     finish: str
 
-    @property
-    def seconds(self) -> float:
-        return sum(sum(step.seconds.values()) for step in self.steps)
-
 
 def steps(
     target: Target,

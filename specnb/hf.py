@@ -1,6 +1,7 @@
 """The same loop as ``model.generate(**inputs, custom_generate=speculative(drafter, verifier))``, for transformers."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -54,19 +55,9 @@ def speculative(drafter: Drafter, verifier: Verifier, *, streamer: BaseStreamer 
             ids = torch.cat([ids, ids.new_tensor([[tokens[-1]]])], dim=1)
             return "stopping criteria" if bool(stopping_criteria(ids, None).all()) else None
 
-        for step in steps(
-            Target(model),
-            drafter,
-            verifier,
-            input_ids[0].tolist(),
-            max_new_tokens=generation_config.max_length - input_ids.shape[1],
-            temperature=warp.temperature,
-            top_k=warp.top_k,
-            top_p=warp.top_p,
-            seed=int(torch.randint(2**31, ())),
-            eos=(),  # among the stopping criteria
-            stop=stop,
-        ):
+        limits = {"max_new_tokens": generation_config.max_length - input_ids.shape[1], "stop": stop}
+        limits |= {"eos": (), "seed": int(torch.randint(2**31, ()))}  # end tokens are among the stopping criteria
+        for step in steps(Target(model), drafter, verifier, input_ids[0].tolist(), **asdict(warp), **limits):
             if streamer is not None:
                 streamer.put(torch.tensor(step.tokens))
         if streamer is not None:

@@ -9,19 +9,6 @@ from specnb.growth import textbook
 from specnb.growth.adaptive import Past, threshold
 from specnb.growth.best_first import OptTree, Salf, SpecExec, sequoia
 from specnb.growth.levels import (
-    EAGLE_25,
-    MEDUSA_63,
-    Cape,
-    DynaTree,
-    Eagle2,
-    Frontier,
-    Growth,
-    LayerGain,
-    Pct,
-    Static,
-    at_least_one,
-    best,
-    chain,
-    kary,
-    last_level,
-)
+    EAGLE_25, MEDUSA_63, Cape, DynaTree, Eagle2, Frontier, Growth, LayerGain, Pct, Static, at_least_one, best,
+    chain, kary, last_level,
+)  # fmt: skip

@@ -38,8 +38,8 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
         yield None
 
 
-def check_race(options: argparse.Namespace) -> None:
-    """ValueError on what makes no sense, before anything is loaded."""
+def checked_prompts(options: argparse.Namespace) -> list[str]:
+    """The ids of a race's prompts; ValueError on what makes no sense, before anything is loaded."""
     models.check_name(options.pair)
     models.dtype(options.dtype)
     if min(options.tokens, options.repetitions) < 1 or options.temperature < 0:
@@ -59,17 +59,17 @@ def check_race(options: argparse.Namespace) -> None:
     ids = [one for name in options.prompts for one in prompts.chosen(name)]
     if twice := [name for name in (*options.methods, *ids) if (*options.methods, *ids).count(name) > 1]:
         raise ValueError(f"{twice[0]!r} stands twice among methods or --prompts: --repetitions repeats")
+    return ids
 
 
 def race(options: argparse.Namespace) -> pd.DataFrame:
     """Methods on prompts, timed, or their greedy texts compared; recorded block by block, and shown."""
-    check_race(options)
+    ids = checked_prompts(options)
     common = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
     if not options.texts:
         common |= {"temperature": options.temperature, "repetitions": options.repetitions, "dtype": options.dtype}
         common |= {"packed": options.packed, "whole": options.whole}
     hashes = experiments.used_heads(options.methods)
-    ids = [one for name in options.prompts for one in prompts.chosen(name)]
     cell, measure = ("texts", run.texts_block) if options.texts else ("race", run.race_block)
     with executors(options) as executor:
         table = sweep.run(
@@ -77,9 +77,9 @@ def race(options: argparse.Namespace) -> pd.DataFrame:
             command=provenance.command("specnb.lab"), executor=executor, retry=options.retry,
         )  # fmt: skip
     if options.texts:
-        show(table.groupby(["method", "positions"], sort=False)[["equal", "same"]].agg(["sum", "size"]))
+        print(table.groupby(["method", "positions"], sort=False)[["equal", "same"]].agg(["sum", "size"]).to_string())
     elif (table["status"] == "ok").any():
-        show(stats.speed_ups(table, options.methods[0]).round(2))
+        print(stats.speed_ups(table, options.methods[0]).round(2).to_string())
     return table
 
 
@@ -90,7 +90,8 @@ def price(options: argparse.Namespace) -> pd.DataFrame:
     command = provenance.command("specnb.lab")
     used = experiments.used_heads((), options.heads)
     table = sweep.run("curves", prices.curves_block, [block], f"{options.out}.jsonl", command=command, heads=used)
-    show((1000 * table.pivot(index="nodes", columns="model", values="median")).round(2).rename_axis("nodes, ms"))
+    curves = 1000 * table.pivot(index="nodes", columns="model", values="median")
+    print(curves.round(2).rename_axis("nodes, ms").to_string())
     return table
 
 
@@ -105,12 +106,8 @@ def record(options: argparse.Namespace) -> pd.DataFrame:
 
 def listing(options: argparse.Namespace) -> pd.DataFrame:
     """The table of experiments."""
-    show(experiments.listing().set_index("name"))
+    print(experiments.listing().set_index("name").to_string())
     return pd.DataFrame({"status": []})
-
-
-def show(table: pd.DataFrame) -> None:
-    print(table.to_string())
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ noise, given no more of it than must be (``verifiers.chances``).
 """
 
 from collections.abc import Sequence
+from itertools import product
 
 import pandas as pd
 
@@ -72,13 +73,12 @@ def verifiers_block(
     """
     found, rows = loaded(pair, dtype), []
     ids = found.encode(prompts.text(prompt))
-    for head in heads:
-        for shape in shapes:
-            drafter = TreeDrafter(draft_model(head, found), methods.rule(shape), Drawn.SWOR)
-            options = {"max_new_tokens": length, "temperature": temperature, "seed": seed}
-            with ALONE:
-                table = compare(Target(found.target), drafter, ids, **options)
-            for name, part in table.groupby("rule"):
-                means = part[["tau", "given", "nodes"]].mean().to_dict()
-                rows.append({"method": f"{head}:{shape}", "rule": name, "steps": len(part), **means})
+    options = {"max_new_tokens": length, "temperature": temperature, "seed": seed}
+    for head, shape in product(heads, shapes):
+        drafter = TreeDrafter(draft_model(head, found), methods.rule(shape), Drawn.SWOR)
+        with ALONE:
+            table = compare(Target(found.target), drafter, ids, **options)
+        for name, part in table.groupby("rule"):
+            means = part[["tau", "given", "nodes"]].mean().to_dict()
+            rows.append({"method": f"{head}:{shape}", "rule": name, "steps": len(part), **means})
     return rows

@@ -107,8 +107,9 @@ def method(name: str) -> Method:
     bare, at, temperature = head.partition("@")
     if at and not re.fullmatch(r"\d*\.?\d+", temperature):
         raise ValueError(f"{name!r}: a head's temperature is a number, got {temperature!r}")
-    if bare != "pair" and not (heads.FOLDER / f"{bare}.safetensors").exists():
-        raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained())}")
+    trained = sorted(path.stem for path in heads.FOLDER.glob("*.safetensors"))
+    if bare not in ("pair", *trained) and not (heads.FOLDER / f"{bare}.safetensors").exists():
+        raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained)}")
     if verifier not in verifiers.BY_NAME:
         raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(verifiers.BY_NAME)}")
     drafting = drafter(rule, drafters.TableDraft(None), drawn=drawn)  # whether a drawn tree may grow so
@@ -117,11 +118,6 @@ def method(name: str) -> Method:
             raise ValueError(f"{name!r}: only {' and '.join(MERGEABLE)} can be merged, into a tree of fixed settings")
         MergedDrafter(drafting, named(other, None))
     return Method(name, None, head, rule, drawn, verifiers.BY_NAME[verifier], merged=other or None, window=window)
-
-
-def trained() -> list[str]:
-    """Names of the trained heads that are there, variants as "variants/NAME"."""
-    return sorted(str(p.relative_to(heads.FOLDER).with_suffix("")) for p in heads.FOLDER.rglob("*.safetensors"))
 
 
 def draft_model(head: str, pair: models.Pair) -> DraftModel:
@@ -207,14 +203,12 @@ def corpus(pair: models.Pair) -> drafters.Corpus:
     return drafters.Corpus(pair.encode(text) for text in prompts.load("own")["text"])
 
 
+@cache
 def datastore(pair: models.Pair) -> drafters.Datastore:
     """What the embedded target wrote for the training of the heads; once per process."""
     if pair.name != models.EMBEDDED:
         raise ValueError(f"the corpus was written by {models.EMBEDDED}: it says nothing about {pair.name}")
-    return _datastore()
-
-
-_datastore = cache(drafters.Datastore.of_corpus)
+    return drafters.Datastore.of_corpus()
 
 
 OWN = {"corpus": corpus, "store": datastore}

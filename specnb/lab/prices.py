@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
+from scipy.interpolate import make_interp_spline
 
 from specnb import models
 from specnb.decode import now
@@ -59,11 +60,9 @@ def curves_block(
 
 
 def interpolated(curve: Curve, sizes: Sequence[int]) -> np.ndarray:
-    """A curve at the given sizes: linear between its points, its last slope carried on beyond them."""
-    x, y = np.array(sorted(curve), float), np.array([curve[k] for k in sorted(curve)])
-    at = np.asarray(sizes, float)
-    beyond = np.maximum(at - x[-1], 0) * (y[-1] - y[-2]) / (x[-1] - x[-2])
-    return np.interp(at, x, y) + beyond
+    """A curve at the given sizes: linear between its points, the last slopes carried on beyond them."""
+    x = sorted(curve)
+    return make_interp_spline(x, [curve[size] for size in x], k=1)(np.asarray(sizes, float))
 
 
 @dataclass(frozen=True, eq=False)

@@ -228,25 +228,21 @@ def race_block(
             row = dict.fromkeys(ROW) | {"method": name, "repetition": repetition, "order": order, "error": ""}
             try:
                 used = packed and name != "generate as shipped"
-                run = partial(timed, name, pair=loaded(pair, dtype, used), temperature=temperature, packed=used)
-                _warm(run)
-                ids = loaded(pair, dtype, used).encode(prompts.text(prompt))
-                row |= run(ids, length=length, seed=repetition, whole=whole) | {"status": "ok"}
+                found, settings = loaded(pair, dtype, used), {"temperature": temperature, "packed": used}
+                _warm(name, found, **settings)
+                ids = found.encode(prompts.text(prompt))
+                row |= timed(name, ids, found, length=length, seed=repetition, whole=whole, **settings)
+                row["status"] = "ok"
             except Exception as error:  # becomes the row's record
                 row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
             rows.append(row if keep_ids else row | {"ids": ""})
     return rows
 
 
-_WARM: set[tuple] = set()
-
-
-def _warm(run: Callable) -> None:
+@cache
+def _warm(name: str, pair: models.Pair, **settings) -> None:
     """A method's first short run in this process, whose forwards are slow."""
-    key = (*run.args, *run.keywords.values())
-    if key not in _WARM:
-        run(run.keywords["pair"].encode("Good morning."), length=8, whole=True)
-        _WARM.add(key)
+    timed(name, pair.encode("Good morning."), pair, length=8, whole=True, **settings)
 
 
 def texts_block(
@@ -296,16 +292,10 @@ def compared(pair: models.Pair, ids: Sequence[int], right: Sequence[int], other:
     return {"equal": equal, "first": first, "gap": gap, "same": equal or (gap is not None and gap < NEAR_TIE)}
 
 
-def race(names: Sequence[str], methods: Sequence[str], **settings) -> pd.DataFrame:
-    """``race_block`` for several prompts (ids) at once, not recorded: see ``stats.speed_ups``."""
-    return _live(race_block, names, methods, settings)
-
-
-def texts(names: Sequence[str], methods: Sequence[str], **settings) -> pd.DataFrame:
-    """``texts_block`` for several prompts (ids) at once, not recorded."""
-    return _live(texts_block, names, methods, settings)
-
-
-def _live(block: Callable, names: Sequence[str], methods: Sequence[str], settings: dict) -> pd.DataFrame:
+def _live(block: Callable, names: Sequence[str], methods: Sequence[str], **settings) -> pd.DataFrame:
     bar = tqdm(names, unit="prompt", disable=files.QUIET)
     return pd.DataFrame([{"prompt": name, **row} for name in bar for row in block(name, list(methods), **settings)])
+
+
+# for several prompts (ids) here and now, not recorded: race(prompts, methods, length=…), see ``stats.speed_ups``
+race, texts = partial(_live, race_block), partial(_live, texts_block)

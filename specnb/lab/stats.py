@@ -4,6 +4,7 @@ A prompt's steps and repetitions hang together, so prompts are what is resampled
 prompt first. Percentile intervals cover too seldom with a dozen prompts; BCa (Efron 1987) is what scipy offers.
 """
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -21,14 +22,11 @@ def interval(values: np.ndarray, statistic: Callable[[np.ndarray], float], *, se
     values = np.asarray(values, float)
     if len(values) < 2:
         return float("nan"), float("nan")
-    whole = float(statistic(values))
-    each = [float(statistic(np.delete(values, i, axis=0))) for i in range(len(values))]
-    if np.ptp(values, axis=0).max() == 0 or (np.ptp(each) == 0 and np.allclose(each, whole)):
-        return _percentiles(values, statistic, seed)
-    found = stats.bootstrap(
-        (np.arange(len(values)),), lambda rows: statistic(values[rows]), vectorized=False, n_resamples=RESAMPLES,
-        method="BCa", rng=np.random.default_rng(seed),
-    )  # fmt: skip
+    with warnings.catch_warnings(action="ignore"):  # of data on which BCa is not defined
+        found = stats.bootstrap(
+            (np.arange(len(values)),), lambda rows: statistic(values[rows]), vectorized=False, n_resamples=RESAMPLES,
+            method="BCa", rng=np.random.default_rng(seed),
+        )  # fmt: skip
     low, high = map(float, found.confidence_interval)
     return (low, high) if np.isfinite([low, high]).all() else _percentiles(values, statistic, seed)
 
@@ -41,24 +39,23 @@ def _percentiles(values: np.ndarray, statistic: Callable, seed: int) -> tuple[fl
     return float(low), float(high)
 
 
-def paired(table: pd.DataFrame, value: str) -> pd.DataFrame:
-    """A value by prompt (rows; the median over repetitions, each paired with its own) and method (columns)."""
+def _prompts(table: pd.DataFrame, value: str, apart: Callable) -> np.ndarray:
+    """A comparison of two methods by prompt: repetitions are paired with each other, their median counts."""
     index = ["prompt", "repetition"] if "repetition" in table else ["prompt"]
-    return table.pivot_table(index=index, columns="method", values=value, sort=False)
+    wide = table.pivot_table(index=index, columns="method", values=value, sort=False)
+    return apart(wide).dropna().groupby("prompt").median().to_numpy()
 
 
 def ratio(table: pd.DataFrame, value: str, first: str, second: str) -> dict[str, float]:
     """Median over prompts of first / second, with its interval and the number of prompts that have both."""
-    wide = paired(table, value)
-    each = (wide[first] / wide[second]).dropna().groupby("prompt").median().to_numpy()
+    each = _prompts(table, value, lambda wide: wide[first] / wide[second])
     low, high = interval(each, np.median)
     return {"ratio": float(np.median(each)), "low": low, "high": high, "prompts": len(each)}
 
 
 def difference(table: pd.DataFrame, value: str, first: str, second: str) -> dict[str, float]:
     """Mean over prompts of first − second, with its interval and the number of prompts that have both."""
-    wide = paired(table, value)
-    each = (wide[first] - wide[second]).dropna().groupby("prompt").median().to_numpy()
+    each = _prompts(table, value, lambda wide: wide[first] - wide[second])
     low, high = interval(each, np.mean)
     return {"difference": float(np.mean(each)), "low": low, "high": high, "prompts": len(each)}
 

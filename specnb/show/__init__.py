@@ -9,15 +9,9 @@
 from specnb.show import paper
 from specnb.show.charts import draw_mask, draw_reliability, draw_text, kinds, ranked, trend
 from specnb.show.explorers import (
-    explorer,
-    growth_explorer,
-    race_explorer,
-    reliability_explorer,
-    sweep_explorer,
-    threshold_explorer,
-    whatif_explorer,
-    whatif_speed_ups,
-)
+    explorer, growth_explorer, race_explorer, reliability_explorer, sweep_explorer, threshold_explorer,
+    whatif_explorer, whatif_speed_ups,
+)  # fmt: skip
 from specnb.show.growing import growing_explorer, record_frames
 from specnb.show.laws import acceptance_explorer, law_explorer
 from specnb.show.look import COLOURS, INK, LOOKS, save, use_style

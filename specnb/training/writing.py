@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenize
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
+from specnb.sampling import Warp
 
 MARK = "\u0000"
 
@@ -95,23 +96,8 @@ AttentionInterface.register("specnb_grouped", grouped_attention)
 
 
 def sample(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> Tensor:
-    """One token per row from the top-p nucleus of softmax(logits / temperature); (rows,) int64.
-
-    Draws from the whole law and draws again where the token lies outside the nucleus (more likely tokens already
-    hold top_p), which gives the nucleus's law without sorting the vocabulary.
-    """
-    p = (logits.float() / temperature).softmax(-1)
-    cumulative = p.cumsum(-1)
-    chosen = torch.zeros(len(p), dtype=torch.int64, device=p.device)
-    open_rows = torch.arange(len(p), device=p.device)
-    while len(open_rows):
-        places = torch.rand(len(open_rows), 1, generator=generator, device=p.device) * cumulative[open_rows, -1:]
-        tokens = torch.searchsorted(cumulative[open_rows], places).clamp_max(p.shape[-1] - 1)  # (open, 1)
-        chosen[open_rows] = tokens[:, 0]
-        law = p[open_rows]
-        above = torch.where(law > law.gather(1, tokens), law, 0).sum(-1)
-        open_rows = open_rows[above >= top_p] if top_p < 1 else open_rows[:0]
-    return chosen
+    """One token per row from the top-p nucleus of softmax(logits / temperature); (rows,) int64."""
+    return torch.multinomial(Warp(temperature, top_p=top_p)(logits), 1, generator=generator)[:, 0]
 
 
 @dataclass

@@ -16,7 +16,7 @@ def one_model(smollm2, monkeypatch):
     monkeypatch.setattr(run, "loaded", lambda *_: smollm2)
     run.draft_model.cache_clear()
     run.assistant.cache_clear()
-    run._WARM.clear()
+    run._warm.cache_clear()
     return smollm2
 
 
