@@ -1,4 +1,4 @@
-"""The laboratory: methods by name, one machine that times them, paired statistics, and what is recorded.
+"""The laboratory: methods by name, one function that times any of them, paired statistics, and what is recorded.
 
 ``methods`` has the grammar of names; ``run`` times a method on a prompt or compares its text; ``stats`` pairs and
 gives intervals; ``prices`` and ``replay`` forecast from counts; ``coinless`` compares verifiers; ``metrics`` measures

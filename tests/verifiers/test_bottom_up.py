@@ -190,8 +190,8 @@ def test_a_draft_law_that_keeps_rejected_tokens_is_caught():
     def lie(drawn):
         return lambda draft, p, coins: traverse(replace(draft, drawn=drawn), p, coins)
 
-    assert max(bias(tree_drafter(q, BINARY, SWOR), lie(IID), p, 2) for p, q in RANDOM) > 0.02
-    assert max(bias(tree_drafter(q, BINARY, IID), lie(SWOR), p, 2) for p, q in RANDOM) > 0.02
+    assert any(bias(tree_drafter(q, BINARY, SWOR), lie(IID), p, 2) > 0.02 for p, q in RANDOM)
+    assert any(bias(tree_drafter(q, BINARY, IID), lie(SWOR), p, 2) > 0.02 for p, q in RANDOM)
 
 
 def test_dividing_by_the_remaining_draft_mass_is_caught(monkeypatch):
