@@ -88,7 +88,7 @@ class TreeCache(Cache):
         self.length += count
 
     def commit(self, slots: Sequence[int]) -> None:
-        """Keep the given pending slots (0: the root), in rising order, as the next committed tokens; drop the others."""
+        """Keep the given pending slots (0: the root), in rising order, as the next committed tokens; drop the rest."""
         slots, fed = list(slots), self.pending
         if slots != sorted(set(slots)) or (slots and not 0 <= slots[0] <= slots[-1] < self.pending):
             raise ValueError(f"slots must rise within 0..{self.pending - 1}, got {slots}")

@@ -1,8 +1,11 @@
-"""PTD's step as the paper's text has it (Algorithm 1, section 3.2): expand, merge, step and prune, retrieve.
+"""PTD's four moves (Algorithm 1, section 3.2): retrieve, expand, step and prune, merge.
 
-A tree is a nested dict: token → what is below it; the root is not in it. Numbers in comments are lines of Algorithm 1.
-What the public code adds (a chained first level, feedback from candidates, the first level's upkeep, bounds of the
-pool) is in ``ProgressiveDrafter``; without these options a test holds its step equal to this one on random trees.
+A tree is a nested dict: token → what is below it; the root is not in it. Numbers in comments are lines of Algorithm 1;
+d_v is what the target says after node v in the step's one forward (line 6), verification (18–23) is a verifier's.
+The paper prunes before it merges; the public code, and ``ProgressiveDrafter`` with it, merges the tree as expanded,
+without a limit of its width. What else the code adds (a chained first level, feedback from candidates, the upkeep of
+the first level, bounds of the pool) are options of ``ProgressiveDrafter``; without them a test holds its moves equal
+to these on random trees.
 """
 
 Trie = dict[int, "Trie"]
@@ -19,7 +22,8 @@ def depth(T: Trie) -> int:
 
 
 def expand(T: Trie, d: dict[tuple[int, ...], int], children: int, path: tuple[int, ...] = ()) -> Trie:
-    """Step 3 (8, 9): every node v gets the target's token d_v as its latest child, unless it has ``children``."""
+    """Step 3: every node v gets the target's token d_v as its latest child, unless it has ``children`` of them."""
+    # 8, 9; the limit of children is in section 3.2
     grown = {v: expand(below, d, children, (*path, v)) for v, below in T.items()}
     if path and (len(grown) < children):
         grown.setdefault(d[path], {})
@@ -33,21 +37,22 @@ def merge(T: Trie, other: Trie) -> Trie:
 
 
 def merge_subtrees(pool: dict[int, Trie], T: Trie) -> dict[int, Trie]:
-    """Step 4 (14–16): every subtree of T that has nodes below its root is merged into the pool under its root."""
+    """Step 4: every subtree of T that has nodes below its root is merged into the pool under its root."""
     pool = dict(pool)
-    for v, below in T.items():
+    for v, below in T.items():  # 14
         if below:
-            pool[v] = merge(pool.get(v, {}), below)
+            pool[v] = merge(pool.get(v, {}), below)  # 15
         pool = merge_subtrees(pool, below)
     return pool
 
 
 def step_and_prune(T: Trie, d_max: int) -> Trie:
-    """Steps of 10–12: a first-level subtree deeper than d_max gives way to its earliest child, which moves to the end.
+    """Step 3: a first-level subtree deeper than d_max gives way to its earliest child, which moves to the end.
 
-    A child whose token stands on the first level already is passed over; without an heir the subtree goes.
+    As in the public code, a child whose token stands on the first level is passed over; without an heir the subtree
+    goes.
     """
-    kept = {v: below for v, below in T.items() if 1 + depth(below) <= d_max}
+    kept = {v: below for v, below in T.items() if 1 + depth(below) <= d_max}  # 10–12
     for below in (below for v, below in T.items() if v not in kept):
         for heir, under in below.items():
             if heir not in T and heir not in kept:
@@ -57,5 +62,5 @@ def step_and_prune(T: Trie, d_max: int) -> Trie:
 
 
 def retrieve(pool: dict[int, Trie], x: int) -> Trie:
-    """Step 1 (4): the candidate tree C_X, what the pool knows behind the text's last token x."""
-    return pool.get(x, {})
+    """Step 1: the candidate tree C_X, what the pool knows behind the text's last token x."""
+    return pool.get(x, {})  # 4

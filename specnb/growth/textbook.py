@@ -16,20 +16,20 @@ LanguageModel = Callable[[Path], Tensor]
 def salf(draft: LanguageModel, N: int, B: int, th: float) -> dict[Path, float]:
     """Dynamic tree construction with SALF (SALF & TALF, Algorithm 2): the nodes of G by path, with their probability.
 
-    Two lines are not in the print: the root is not pushed into G again when it is popped, and an empty D ends the
-    loop, which never ends at th = 0 otherwise.
+    N counts the root. Two departures from the print: the root is not pushed into G again when it is popped, and an
+    empty D ends the loop, which never ends at th = 0 otherwise. Q holds −pr, since Python's heap pops the smallest.
     """
     G = {(): 1.0}  # 1: up to N nodes of high probability
     Q = [(-1.0, 0, ())]  # 2: open nodes, likeliest first; shorter paths first among equals
     while True:  # 3
-        D = [heapq.heappop(Q) for _ in range(min(B, len(Q)))]  # 4–9
+        D = [heapq.heappop(Q) for _ in range(min(B, len(Q)))]  # 4–7, 9
         G |= {path: -pr for pr, _, path in D}  # 8
-        G = dict(sorted(G.items(), key=lambda item: (-item[1], len(item[0])))[:N])
+        G = dict(sorted(G.items(), key=lambda item: (-item[1], len(item[0])))[:N])  # 1: G holds N at most
         epsilon = min(G.values()) if len(G) == N else 0.0  # 10, 11
         D = [(-pr, path) for pr, _, path in D if -pr > epsilon]  # 12
         if not D or sum(pr for pr, _ in D) < th:  # 13: stopping at low further gains
             return G
-        for pr, path in D:  # 14, in one batched draft forward
+        for pr, path in D:  # 14; the paper feeds them to the draft in one batch
             for v, p in enumerate(draft(path).tolist()):  # 15–18
                 heapq.heappush(Q, (-(pr * p), len(path) + 1, (*path, v)))  # 19, 20
         Q = heapq.nsmallest(N, Q)  # 20: Q discards low entries beyond N
@@ -38,7 +38,8 @@ def salf(draft: LanguageModel, N: int, B: int, th: float) -> dict[Path, float]:
 def draft_tree(draft: LanguageModel, D: int, B: int, tau: float, N_max: int) -> list[Path]:
     """DRAFTTREE (DynaTree, Algorithm 1, lines 8 to 31): the nodes of the tree as paths, breadth first.
 
-    Line 17's test of log-probabilities is read as the public code has it: the path's probability against tau.
+    Line 17 compares the path's log-probability with log τ; here both are probabilities. Lines 1 to 7, one iteration
+    around these two functions, are the loop's (``decode.steps``): it gathers the cache where line 6 rebuilds it.
     """
     u_0 = (int(draft(()).argmax()),)  # 9: the top token stands alone below the prefix
     T, probability, active = [u_0], {u_0: float(draft(()).max())}, [u_0]  # 9, 10

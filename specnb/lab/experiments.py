@@ -109,18 +109,22 @@ def record(
 
 
 def recorded(name: str, folder: Path = RESULTS) -> pd.DataFrame:
-    """A recorded experiment, one row a run, with the column domain; ValueError if there is none of that name."""
+    """A recorded experiment, one row a run, with the column domain; ValueError if there is none of that name.
+
+    Only blocks recorded with the committed heads.
+    """
     path = folder / f"{check(name)}.jsonl"
     if not path.exists():
         raise ValueError(f"{name} is not recorded yet: `python -m specnb.lab record {name}`")
     table = sweep.load(path)
+    table = table[table["heads"] == json.dumps(EXPERIMENTS[name].heads(), sort_keys=True)].reset_index(drop=True)
     return table.assign(domain=prompts.domains(table["prompt"])) if "prompt" in table else table
 
 
 def first_edition(name: str) -> pd.DataFrame:
     """A recording of the first edition (data/results/NAME.csv), with a line that says when and where it was made.
 
-    Made with earlier heads, one run a cell, and by commands that are gone: see ``stale``.
+    Made one run a cell by commands that are gone, some with earlier heads: see ``stale``.
     """
     facts = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     last = facts.get("runs", [facts])[-1]

@@ -27,12 +27,6 @@ def load(paper: str | None = None) -> pd.DataFrame:
     return raw.assign(**number, printed=printed)
 
 
-def items(paper: str | None = None) -> pd.DataFrame:
-    """One row per table or figure: how many rows it has here, and how many of them carry a printed number."""
-    groups = load(paper).groupby(["paper", "item"], sort=False)
-    return groups.agg(rows=("value", "size"), printed=("value", "count")).reset_index()
-
-
 def select(paper: str, item: str, **contains) -> pd.DataFrame:
     """Rows of one item where row, column or a key of the setting equals the given value (or one of a list).
 

@@ -7,6 +7,7 @@ where a rejection needs them); ``multidraft`` compares rules for one level; ``ba
 
 from specnb.decode import Verifier
 from specnb.tree import Trial, Verdict
+from specnb.verifiers import textbook
 from specnb.verifiers.base import without
 from specnb.verifiers.bottom_up import block, chances, traversal
 from specnb.verifiers.top_down import by_draw, greedy, one_hot, rrs, rrsw, sample_and_match, token_level

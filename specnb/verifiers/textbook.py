@@ -1,8 +1,9 @@
-"""The verifiers as the papers print them: p and q in tables, one step a line. The fast forms have the same laws.
+"""The verifiers step by step, in the Traversal paper's letters. The fast forms have the same laws.
 
-Letters: M_b is the target's distribution p (the paper's "big" model), M_s the draft's q, one row per node. Numbers in
-comments are the lines or equations of the algorithm that the docstring names. A test enumerates every coin and finds
-each function equal to its fast form in ``top_down`` and ``bottom_up``.
+M_b is the target's distribution and M_s the draft's, one row per node; coins.accept(h) is the paper's η < h. In the
+bottom-up rules p(X) is the probability that a path up to X survives. Algorithm 3 is restored: its formulas are missing
+in the text we have, which cites lines 11 to 13 for the update that is marked (1) to (3) here. q(x) > 0 for every
+drafted x. A test enumerates every coin and finds each function equal to its fast form (``top_down``, ``bottom_up``).
 """
 
 from torch import Tensor
@@ -97,7 +98,7 @@ def traversal(draft: Draft, M_b: Tensor, coins: Coins) -> Verdict:
         v = tree.parent_list[X]
         rest = (p[v] * M_b[v] - M_s[v]).clamp(min=0)
         S = float(rest.sum())
-        M_b[v] = norm(rest, M_b[v])  # (1), lines 11 to 13
+        M_b[v] = norm(rest, M_b[v])  # lines 11 to 13: (1)
         M_s[v] = norm(M_s[v].index_fill(0, tree.tokens[X], 0), M_s[v])  # (2)
         p[v] = S / (S + 1 - p[v]) if S + 1 - p[v] > 0 else 1.0  # (3)
         live[v].remove(X)

@@ -29,7 +29,7 @@ def test_every_experiment_can_be_measured(name):
 
 def test_stale_is_red():
     """Made with other heads, by a gone command, or with unknown columns: only the known ones, and none is new."""
-    known = set(experiments.KNOWN_STALE.read_text().split())
+    known = {line.split(":")[0] for line in experiments.KNOWN_STALE.read_text().splitlines()}
     found = experiments.stale()
     assert set(found) <= known, {name: why for name, why in found.items() if name not in known}
     assert known <= set(found), f"no longer stale, take them off {experiments.KNOWN_STALE.name}: {known - set(found)}"
@@ -97,7 +97,7 @@ def test_each_fault_makes_a_recording_stale(tmp_path, monkeypatch, fault):
 
 
 def test_the_reader_of_the_first_edition_says_where_it_was_made(capsys):
-    names = [name.removesuffix(".json") for name in experiments.KNOWN_STALE.read_text().split()]
+    names = [line.split(".json")[0] for line in experiments.KNOWN_STALE.read_text().splitlines()]
     name = next(name for name in names if (RESULTS / f"{name}.csv").exists())
     assert len(experiments.first_edition(name))
     assert f"{name}: of the first edition, 2026-" in capsys.readouterr().out
