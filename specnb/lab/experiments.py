@@ -26,7 +26,6 @@ from specnb.target import Target
 from specnb.training.__main__ import COMMANDS as TRAINING
 
 RESULTS = files.DATA / "results"
-KNOWN_STALE = RESULTS / "stale.txt"  # the first edition's recordings that notebooks still read; it only shrinks
 
 
 def alike_block(prompt: str, methods: Sequence[str], length: int) -> list[dict[str, object]]:
@@ -74,6 +73,10 @@ class Experiment:
         axes = {"prompt": [one for name in self.prompts for one in prompts.chosen(name)]} if self.prompts else {}
         return [{**self.settings, **cell} for cell in sweep.grid(**axes, **self.over)]
 
+    def keys(self) -> dict[str, dict]:
+        """Its blocks by the keys under which they are recorded with the committed heads."""
+        return sweep.keys(self.cell, CELLS[self.cell][0], self.blocks(), self.heads())
+
     def heads(self) -> dict[str, str]:
         """Hashes of the trained heads that its blocks use."""
         named = self.settings.get("methods", ()), self.settings.get("heads", ()), self.over.get("head", ())
@@ -86,8 +89,8 @@ def used_heads(named: Iterable[str], drafts: Iterable[str] = (), more: Iterable[
     return heads.hashes({name.partition("@")[0] for name in {*used, *drafts, *more} - {None, "pair"}})
 
 
-TABLE = files.DATA / "experiments.toml"
-EXPERIMENTS = {name: Experiment(name, **row) for name, row in tomllib.loads(TABLE.read_text("utf-8")).items()}
+TABLE = tomllib.loads((files.DATA / "experiments.toml").read_text("utf-8"))
+EXPERIMENTS = {name: Experiment(name, **row) for name, row in TABLE.items()}
 
 
 def record(
@@ -111,13 +114,13 @@ def record(
 def recorded(name: str, folder: Path = RESULTS) -> pd.DataFrame:
     """A recorded experiment, one row a run, with the column domain; ValueError if there is none of that name.
 
-    Only blocks recorded with the committed heads.
+    Only its own blocks, recorded with the committed heads and the present settings.
     """
     path = folder / f"{check(name)}.jsonl"
     if not path.exists():
         raise ValueError(f"{name} is not recorded yet: `python -m specnb.lab record {name}`")
     table = sweep.load(path)
-    table = table[table["heads"] == json.dumps(EXPERIMENTS[name].heads(), sort_keys=True)].reset_index(drop=True)
+    table = table[table["key"].isin(EXPERIMENTS[name].keys())].reset_index(drop=True)
     return table.assign(domain=prompts.domains(table["prompt"])) if "prompt" in table else table
 
 
@@ -146,9 +149,9 @@ def listing(folder: Path = RESULTS) -> pd.DataFrame:
     """One row an experiment: name, notebooks it feeds, cell, blocks recorded and in all, minutes, state."""
     problems, rows = stale(folder), []
     for name, wanted in EXPERIMENTS.items():
-        known = sweep.keys(wanted.cell, CELLS[wanted.cell][0], wanted.blocks(), wanted.heads())
-        path = folder / f"{name}.jsonl"
-        done = len(set(sweep.load(path)["key"]) & set(known)) if path.exists() else 0
+        known, path = wanted.keys(), folder / f"{name}.jsonl"
+        table = sweep.load(path)
+        done = len(set(table["key"][table["status"] == "ok"]) & set(known))
         state = problems.get(path.name) or ("complete" if done == len(known) else "begun" if done else "to record")
         rows.append((name, " ".join(wanted.feeds), wanted.cell, done, len(known), wanted.minutes, state))
     return pd.DataFrame(rows, columns=["name", "notebooks", "cell", "recorded", "blocks", "minutes", "state"])
@@ -162,8 +165,8 @@ def stale(folder: Path = RESULTS) -> dict[str, str]:
             table = sweep.load(path)
             if path.stem not in EXPERIMENTS:
                 reason = "no experiment has this name"
-            elif odd := _columns(table) - CELLS[EXPERIMENTS[path.stem].cell][1]:
-                reason = f"unknown columns {', '.join(sorted(odd))}"
+            elif odd := _columns(table) ^ (CELLS[EXPERIMENTS[path.stem].cell][1] - {"status", "error"}):
+                reason = f"unknown or missing columns {', '.join(sorted(odd))}"
             else:
                 reason = _heads([json.loads(text) for text in set(table["heads"])])
         else:

@@ -31,7 +31,7 @@ from specnb.target import Target
 PHASES = ("draft", "target", "verify", "commit")
 ROW = (
     "method", "repetition", "order", "status", "error", "seconds", "tokens", "steps", "nodes", "auxiliary", "hits",
-    "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "grown", "text", "ids",
+    "depth", "prefill", *PHASES, "drafting", "grown", "trees", "frontiers", "text", "ids",
 )  # fmt: skip
 NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
 draft_model = cache(methods.draft_model)  # a head or the pair's own draft model, once per process
@@ -57,10 +57,12 @@ def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
     return models.pack(found) if packed and not pair.draft else found
 
 
-@cache
 def graphs(pair: models.Pair, tokens: int) -> Graphs:
-    """Recorded forwards for texts of so many tokens, once per process."""
-    return Graphs(pair.target, capacity=256 * -(-(tokens + max(SIZES)) // 256), sizes=SIZES)
+    """Recorded forwards for texts of up to so many tokens, once per process and capacity."""
+    return _graphs(pair, 256 * -(-(tokens + max(SIZES)) // 256))
+
+
+_graphs = cache(lambda pair, capacity: Graphs(pair.target, capacity=capacity, sizes=SIZES))
 
 
 def text(tokens: Sequence[int]) -> str:
@@ -103,14 +105,13 @@ def timed(
     seconds of the later steps; drafting: those spent in the draft model's forwards. nodes: drafted in all steps, of
     which auxiliary ones only rode along; hits: steps with a candidate; depth: sum of the trees' depths. trees,
     frontiers: sizes of the target's and the draft's forwards, "1:3 12:40" for three over one node and forty over
-    twelve. grown: MB resident at the end beyond those before. text: a hash; ids: the tokens themselves.
+    twelve. grown: MB resident at the end beyond those before, with the KV cache if the method is ours. text: a hash of
+    the tokens; ids: the tokens themselves.
     """
     made = methods.method(name)
     run = _ours if made.options is None else _theirs
     with ALONE:
-        before = resident()
         seconds, tokens, shapes, phases, drafted = run(made, ids, pair, temperature, length, seed, whole, packed)
-        grown = resident() - before
     sizes, riding, depths = zip(*shapes, strict=True)
     counts = {
         "tokens": len(tokens),
@@ -122,14 +123,14 @@ def timed(
     }
     forwards = {"trees": _spelt(sizes), "frontiers": _spelt(drafted)}
     written = {"text": text(tokens), "ids": " ".join(map(str, tokens))}
-    return {"seconds": seconds, **counts, **phases, **forwards, "grown": grown, **written}
+    return {"seconds": seconds, **counts, **phases, **forwards, **written}
 
 
-Run = tuple[float, list[int], list[tuple[int, int, int]], dict[str, float], list[int]]
-# seconds, new tokens, (nodes with the root, auxiliary ones, depth) of each step, seconds by phase, sizes of drafts
+# Each of the two ways to run gives: seconds, new tokens, (nodes with the root, auxiliary ones, depth) of each step,
+# seconds by phase, sizes of the draft forwards
 
 
-def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> Run:
+def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> tuple:
     draft = draft_model(made.head, pair) if made.head else None
     drafter, verifier = methods.build(made, pair, draft), made.verifier if temperature else verifiers.greedy
     recorded = graphs(pair, len(ids) + length) if made.graphs else None
@@ -137,7 +138,7 @@ def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> Run:
         recorded.prepare(drafter.hidden_layers)
     target = Target(pair.target, window=made.window, graphs=recorded)
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed, **({"eos": ()} if whole else {})}
-    done, first = [], 0
+    done, first, before = [], 0, resident()
     with _calls(draft, "expand", lambda tree, nodes: len(nodes)) as drafted:
         began = now()
         for step in steps(target, drafter, verifier, ids, **options):
@@ -146,26 +147,28 @@ def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> Run:
         taken = now() - began
     phases = {phase: sum(step.seconds[phase] for step in done[1:]) for phase in PHASES}
     phases |= {"prefill": sum(done[0].seconds.values()), "drafting": sum(drafted.seconds[first:])}
+    phases["grown"] = resident() - before  # the cache still stands
     drafts = [step.draft for step in done]
     riding = [0 if draft.auxiliary is None else int(draft.auxiliary.sum()) for draft in drafts]
     shapes = [(len(draft.tree), r, max(draft.tree.depth_list)) for draft, r in zip(drafts, riding, strict=True)]
     return taken, [token for step in done for token in step.tokens], shapes, phases, drafted.sizes
 
 
-def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> Run:
+def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> tuple:
     options = dict(made.options)
     if temperature:
         options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     drafting = assistant(pair, packed) if made.name == "assistant" else None
     options |= {"assistant_model": drafting} if drafting else {}
     torch.manual_seed(seed)
+    before = resident()
     with _calls(pair.target, "forward", _fed) as target, _calls(drafting, "forward", _fed) as draft:
         began = now()
         tokens = generate(pair, ids, length, whole=whole, **options)
         taken = now() - began
     later = sum(draft.seconds[1:])
     phases = dict.fromkeys(PHASES, 0.0) | {"draft": later, "target": sum(target.seconds[1:])}
-    phases |= {"prefill": target.seconds[0], "drafting": later}
+    phases |= {"prefill": target.seconds[0], "drafting": later, "grown": resident() - before}
     sizes = [target.sizes[0] - len(ids) + 1, *target.sizes[1:]]  # the first forward holds the prompt, too
     return taken, tokens, [(size, 0, size - 1) for size in sizes], phases, draft.sizes[1:]
 
@@ -283,13 +286,14 @@ def compared(pair: models.Pair, ids: Sequence[int], right: Sequence[int], other:
     """Two greedy texts behind a prompt by the near-tie rule: see ``texts_block``."""
     right, other = list(right), list(other)
     first = next((j for j, (a, b) in enumerate(zip(right, other, strict=False)) if a != b), None)
-    gap = None
+    gap, tie = None, False
     if first is not None:
         tokens = torch.tensor([[*ids, *right[:first]]], device=pair.target.device)
-        top = pair.target(tokens).logits[0, -1].float().topk(2).values
+        top, two = pair.target(tokens).logits[0, -1].float().topk(2)
         gap = float(top[0] - top[1])
+        tie = gap < NEAR_TIE and {right[first], other[first]} == set(two.tolist())
     equal = right == other
-    return {"equal": equal, "first": first, "gap": gap, "same": equal or (gap is not None and gap < NEAR_TIE)}
+    return {"equal": equal, "first": first, "gap": gap, "same": equal or tie}
 
 
 def _live(block: Callable, names: Sequence[str], methods: Sequence[str], **settings) -> pd.DataFrame:

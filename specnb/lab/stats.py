@@ -22,21 +22,16 @@ def interval(values: np.ndarray, statistic: Callable[[np.ndarray], float], *, se
     values = np.asarray(values, float)
     if len(values) < 2:
         return float("nan"), float("nan")
-    with warnings.catch_warnings(action="ignore"):  # of data on which BCa is not defined
-        found = stats.bootstrap(
-            (np.arange(len(values)),), lambda rows: statistic(values[rows]), vectorized=False, n_resamples=RESAMPLES,
-            method="BCa", rng=np.random.default_rng(seed),
-        )  # fmt: skip
-    low, high = map(float, found.confidence_interval)
-    return (low, high) if np.isfinite([low, high]).all() else _percentiles(values, statistic, seed)
-
-
-def _percentiles(values: np.ndarray, statistic: Callable, seed: int) -> tuple[float, float]:
-    """Where leaving one prompt out changes nothing BCa is not defined: plain percentiles."""
-    rng = np.random.default_rng(seed)
-    draws = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(RESAMPLES)]
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return float(low), float(high)
+    with warnings.catch_warnings(action="ignore"):  # where leaving one prompt out changes nothing BCa is not defined
+        for method in ("BCa", "percentile"):
+            found = stats.bootstrap(
+                (np.arange(len(values)),), lambda rows: statistic(values[rows]), vectorized=False,
+                n_resamples=RESAMPLES, method=method, rng=np.random.default_rng(seed),
+            )  # fmt: skip
+            low, high = map(float, found.confidence_interval)
+            if np.isfinite([low, high]).all():
+                break
+    return low, high
 
 
 def _prompts(table: pd.DataFrame, value: str, apart: Callable) -> np.ndarray:
@@ -68,6 +63,8 @@ def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
     good = table[table["status"] == "ok"]
     good = good.assign(**{"token/s": good["tokens"] / good["seconds"]})
     rows = {}
+    if not (good["method"] == baseline).any():
+        raise ValueError(f"there is no run of the baseline {baseline!r}: {', '.join(table['method'].unique())}")
     for name, part in good.groupby("method", sort=False):
         lead = ratio(good, "token/s", name, baseline)
         tau = part["tokens"].sum() / part["steps"].sum()

@@ -28,7 +28,6 @@ from tqdm.auto import tqdm
 from specnb.models import files, provenance
 
 Block = Mapping[str, object]
-Measured = Mapping[str, object] | Sequence[Mapping[str, object]]
 
 
 def grid(**axes: Iterable) -> list[dict]:
@@ -41,7 +40,7 @@ def grid(**axes: Iterable) -> list[dict]:
 
 def run(
     cell: str,
-    measure: Callable[..., Measured],
+    measure: Callable[..., object],
     blocks: Sequence[Block],
     file: str | Path,
     *,
@@ -63,9 +62,12 @@ def run(
     try:
         with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
             _mend(file)
-            done = {line["key"]: line for line in _lines(file)}
-            _say_other_processors(file, done)
-            left = {k: b for k, b in known.items() if k not in done or (retry and _failed(done[k]))}
+            done = _latest(file)
+            here = provenance.processor()
+            if others := {line["processor"] for line in done.values()} - {here}:
+                print(f"{file.name} has blocks of {'; '.join(sorted(others))}; this is {here}", file=sys.stderr)
+            bad = {k for k, line in done.items() if line["error"] or "failed" in line["rows"].get("status", [])}
+            left = {k: b for k, b in known.items() if k not in done or (retry and k in bad)}
             bar = {"total": len(known), "initial": len(known) - len(left), "unit": "block", "disable": files.QUIET}
             with tqdm(desc=file.stem, **bar) as progress:
                 for key, outcome in _outcomes(measure, left, executor):
@@ -87,7 +89,7 @@ def load(file: str | Path) -> pd.DataFrame:
     The last record of a block counts. A torn last line is left out.
     """
     tables = []
-    for line in {line["key"]: line for line in _lines(Path(file))}.values():
+    for line in _latest(Path(file)).values():
         rows = pd.DataFrame(line["rows"] or {"status": ["failed"]})
         where = {name: line[name] for name in ("key", "cell", "processor", "device", "torch", "date", "command")}
         fixed = {k: v for k, v in line["block"].items() if k not in rows and not isinstance(v, list | dict)}
@@ -130,6 +132,15 @@ def _lines(file: Path) -> Iterator[dict]:
                 raise ValueError(f"{file}, line {number} is no recorded block: {error}") from error
 
 
+def _latest(file: Path) -> dict[str, dict]:
+    """By key, the last record of each block; one that could not be measured again hides no earlier one."""
+    found: dict[str, dict] = {}
+    for line in _lines(file):
+        if line["key"] not in found or line["rows"]:
+            found[line["key"]] = line
+    return found
+
+
 def _mend(file: Path) -> None:
     """Cut off a torn last line, which a kill has left."""
     if file.exists():
@@ -151,18 +162,6 @@ def _append(file: Path, line: dict) -> None:
     except OSError:
         os.truncate(file, size)
         raise
-
-
-def _say_other_processors(file: Path, done: Mapping[str, dict]) -> None:
-    here = provenance.processor()
-    others = {line["processor"] for line in done.values()} - {here}
-    if others:
-        print(f"{file.name} has blocks of {'; '.join(sorted(others))}; this is {here}: see its column processor",
-              file=sys.stderr)  # fmt: skip
-
-
-def _failed(line: dict) -> bool:
-    return bool(line["error"]) or "failed" in line["rows"].get("status", [])
 
 
 def _outcomes(measure: Callable, blocks: Mapping[str, Block], executor: Executor | None) -> Iterator[tuple[str, dict]]:

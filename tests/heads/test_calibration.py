@@ -1,7 +1,6 @@
 """Reliability, ECE and Brier score: by hand, on calibrated and on overconfident predictors."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from specnb import heads
@@ -63,17 +62,3 @@ def test_reliability_by_hand():
 def test_reliability_refuses(confidence, hit, options, message):
     with pytest.raises(ValueError, match=message):
         heads.reliability(confidence, hit, **options)
-
-
-def test_interval_resamples_groups():
-    """Rows of a group hang together: with one group there is no spread, with many it narrows."""
-    rng = np.random.default_rng(1)
-    table = pd.DataFrame({"prompt": np.repeat(np.arange(40), 10), "x": np.repeat(rng.normal(size=40), 10)})
-
-    def mean(rows):
-        return rows["x"].mean()
-
-    low, high = heads.interval(mean, table, "prompt")
-    assert low < table["x"].mean() < high
-    assert high - low == pytest.approx(2 * 1.96 * table["x"].std() / np.sqrt(40), rel=0.25)  # not √400
-    assert heads.interval(mean, table.assign(prompt=0), "prompt") == pytest.approx((mean(table), mean(table)))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from specnb.lab import methods, run
 from specnb.lab.prices import counted
@@ -91,7 +92,7 @@ def test_texts_by_name_and_a_target_without_positions(monkeypatch):
 
 
 @pytest.mark.model
-def test_the_near_tie_rule_catches_a_wrong_text(one_model):
+def test_the_near_tie_rule_catches_a_wrong_text(one_model, monkeypatch):
     """Negative control: one token changed, and a text cut short, are not near ties."""
     ids = one_model.encode("Name three colours of the rainbow.")
     right = run.generate(one_model, ids, 12)
@@ -100,6 +101,12 @@ def test_the_near_tie_rule_catches_a_wrong_text(one_model):
     assert changed["first"] == 5
     assert not changed["same"]
     assert not run.compared(one_model, ids, right, right[:9])["same"]
+    tie = [*ids, *right[:5]]
+    first, second = one_model.target(torch.tensor([tie])).logits[0, -1].topk(2).indices.tolist()
+    monkeypatch.setattr(run, "NEAR_TIE", 1e9)  # any gap is near now: still only the two likeliest tokens may stand
+    assert first == right[5]
+    assert run.compared(one_model, ids, right, [*right[:5], second, *right[6:]])["same"]
+    assert not run.compared(one_model, ids, right, [*right[:5], (right[5] + 1) % 49152, *right[6:]])["same"]
 
 
 @pytest.mark.model

@@ -202,6 +202,22 @@ def test_failures_are_recorded_and_left_alone_until_retried(tmp_path, log):
     assert measured(log) == ["1", "2", "3"]
 
 
+def test_a_retry_that_fails_altogether_hides_nothing(tmp_path):
+    """A block with one failed row is measured again, the whole block fails: the earlier rows stay what is read."""
+    file, broken = tmp_path / "r.jsonl", []
+
+    def measure(depth):
+        if broken:
+            raise RuntimeError("out of memory")
+        return [{"method": "a", "status": "ok", "v": 1}, {"method": "b", "status": "failed", "v": None}]
+
+    sweep.run("cell", measure, [{"depth": 1}], file)
+    broken.append(True)
+    table = sweep.run("cell", measure, [{"depth": 1}], file, retry=True)
+    assert table["status"].tolist() == ["ok", "failed"]
+    assert len(file.read_text().splitlines()) == 2
+
+
 def test_a_file_in_use_is_refused(tmp_path, log):
     with FileLock(tmp_path / ".r.jsonl.lock"), pytest.raises(ValueError, match="is being written by another run"):
         sweep.run("cell", sweep_cells.cell, blocks(log), tmp_path / "r.jsonl")
