@@ -104,7 +104,7 @@ def test_questions_begin_as_they_are_told(model):
     starts = [next((o for o in begun if d.question[: len(o)] == o), None) for d in found]
     assert None not in starts
     assert set(starts) == set(begun)
-    assert len({d.question for d in found}) > 20
+    assert len({d.question for d in found}) > 10  # a source that never sampled would give two
     assert any(d.question[:1] not in {(6,), (8,)} for d in some(model, 40))  # free questions begin otherwise
     for d in [d for d in found if d.greedy][:8]:
         prompt = torch.tensor([[*BEFORE, *d.question, *AFTER]])
