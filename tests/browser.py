@@ -53,7 +53,11 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.wait(60)
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:  # a loaded machine: the folder is temporary, nothing is lost
+            server.kill()
+            server.wait()
 
 
 def answers(url: str) -> bool:
