@@ -41,42 +41,6 @@ def test_a_shape_with_holes_is_refused(paths, message):
 # --- DynaTree
 
 
-def node_by_node(law, depth, branch, threshold, budget):
-    """Algorithm 1 as printed: its root u_0 is the draft's top token. Paths in the order of their creation."""
-    (top,) = law(()).topk(1).indices.tolist()
-    tree, active = {(top,): float(law(())[top])}, [(top,)]
-    for _ in range(depth):
-        if not active or len(tree) >= budget:
-            break
-        grown = []
-        for u in active:
-            if tree[u] < threshold:
-                continue
-            for v in law(u).topk(branch).indices.tolist():
-                if len(tree) >= budget:
-                    break
-                tree[(*u, v)] = tree[u] * float(law(u)[v])
-                grown.append((*u, v))
-        active = grown
-    return tree
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 999),
-    depth=st.integers(1, 5),
-    branch=st.integers(1, 4),
-    threshold=st.floats(0.005, 0.5),
-    budget=st.integers(1, 60),
-)
-def test_dynatree_is_its_algorithm(seed, depth, branch, threshold, budget):
-    """Level by level in batches or node by node as printed: the same nodes, in the same order, with the same scores."""
-    draft, law = grow(growth.DynaTree(depth, branch, threshold, budget), seed)
-    expected = node_by_node(law, depth, branch, threshold, budget)
-    assert [draft.tree.path_tokens(i) for i in range(1, len(draft.tree))] == list(expected)
-    assert draft.scores[1:].tolist() == pytest.approx(list(expected.values()))
-
-
 def test_dynatree_with_more_below_the_root():
     draft, law = grow(growth.DynaTree(2, 2, 0.01, first=3))
     assert draft.tree.tokens[1:4].tolist() == law(()).topk(3).indices.tolist()

@@ -1,5 +1,6 @@
 """SALF and DynaTree as printed grow the trees of the fast rules; SELECTCOMMIT is greedy verification."""
 
+import math
 from itertools import product
 
 import pytest
@@ -54,9 +55,11 @@ def test_another_threshold_gives_another_tree():
     budget=st.integers(1, 60),
 )
 def test_dynatree_as_printed_grows_the_fast_rules_tree(seed, depth, branch, threshold, budget):
-    """The same nodes in the same order."""
+    """The same nodes in the same order; a node's score is the probability of its path."""
     draft, law = grow(growth.DynaTree(depth, branch, threshold, budget), seed)
     assert kept(draft)[1:] == textbook.draft_tree(law, depth, branch, threshold, budget)
+    scores = [math.prod(float(law(path[:i])[path[i]]) for i in range(len(path))) for path in kept(draft)]
+    assert draft.scores.tolist() == pytest.approx(scores)
 
 
 def test_another_dynatree_threshold_gives_another_tree():
