@@ -44,6 +44,9 @@ class Drafter(Protocol):
         """
 
 
+SERVING: dict[int, object] = {}  # id of a Target or a drafter → the generation that has it
+
+
 @dataclass(frozen=True)
 class Step:
     """One turn of the loop.
@@ -102,19 +105,28 @@ def steps(
     eos: token ids that end the text, None for those of the model's generation config, () for none.
     stop: called with the generated tokens after each new token; a string ends the generation after that token.
     Coins for drafting and for verifying come from independent streams of the seed: coins(seed, 0), coins(seed, 1).
-    Raises ValueError before any work on an empty prompt, or one that with max_new_tokens exceeds the context.
+    Raises ValueError before any work on an empty prompt, or one that with max_new_tokens exceeds the context, and later
+    on a draft that does not hang off the last committed token; RuntimeError if target or drafter begins another
+    generation before this one is over: each serves one at a time.
     """
     prompt, warp = _checked(target, drafter, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
     eos = eos_ids(target.model) if eos is None else frozenset(eos)
     draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
-    clock, new, finish = Clock(), [], None
+    clock, new, finish, mine = Clock(), [], None, object()
+    SERVING.update({id(target): mine, id(drafter): mine})
     with clock("draft"):  # prefill and begin belong to the first step
         target.hidden_layers = tuple(drafter.hidden_layers)
         drafter.begin(prompt, warp, target.prefill(prompt[:-1]))
     for index in count():
         start = len(prompt) + len(new)
+        for one in (target, drafter):
+            if SERVING.get(id(one)) is not mine:
+                raise RuntimeError(f"this {type(one).__name__} has begun another generation: make one for each")
         with clock("draft"):  # a step commits accepted + 1 tokens: deeper nodes could never be used
             draft = drafter.propose(draft_coins, max_new_tokens - len(new) - 1)
+        if draft.tree.token_list[0] != (last := (new or prompt)[-1]):
+            root = draft.tree.token_list[0]
+            raise ValueError(f"a draft hangs off the last committed token, {last}; its root is {root} ({drafter!r})")
         with clock("target"):
             scores = target.forward(draft.tree)
         with clock("verify"):

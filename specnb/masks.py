@@ -1,9 +1,19 @@
 """What each node may see and where it stands: the attention mask and the position ids of a tree."""
 
+import sys
+
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specnb.tree import TokenTree
+
+Masks = Tensor | dict[str, Tensor] | None  # additive: for all layers, by kind of layer, or nothing hidden
+# Kinds of attention layers by transformers' names → the setting that says how far a layer sees, and what applies it.
+WINDOWS = {
+    "sliding_attention": ("sliding_window", "create_sliding_window_causal_mask"),
+    "chunked_attention": ("attention_chunk_size", "create_chunked_causal_mask"),
+}
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -23,6 +33,37 @@ def tree_mask(tree: TokenTree, prefix_length: int, *, dtype: torch.dtype, device
     mask = torch.zeros(1, 1, len(tree), prefix_length + len(tree), dtype=dtype, device=device)
     mask[..., prefix_length:].masked_fill_(~tree.ancestors.to(device), torch.finfo(dtype).min)
     return mask
+
+
+def layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
+    """The kinds of attention layers a model has: "full_attention", those of WINDOWS, or others, which take no tree.
+
+    Where a configuration names no kinds, all layers have the window it has, if the model's own code applies one.
+    """
+    config, code = model.config.get_text_config(), sys.modules[type(model).__module__]
+    if found := getattr(config, "layer_types", None):
+        return tuple(sorted(set(found)))
+    windowed = (
+        kind for kind, (size, applied) in WINDOWS.items() if getattr(config, size, None) and hasattr(code, applied)
+    )
+    return (next(windowed, "full_attention"),)
+
+
+def by_layer(mask: Tensor, model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Masks:
+    """An additive mask within the window of each kind of a model's layers, by position; a dict where kinds differ.
+
+    mask: (…, n, m); rows (…, n), columns (m,): positions of the nodes and of the slots they look at. A sliding layer
+    sees the last sliding_window positions, a chunked one the chunk of attention_chunk_size that a node stands in.
+    """
+    config, found = model.config.get_text_config(), {}
+    rows, columns = rows.to(mask.device)[..., None], columns.to(mask.device)
+    for kind in layer_kinds(model):
+        found[kind] = mask
+        if kind in WINDOWS:
+            size = getattr(config, WINDOWS[kind][0])
+            beyond = rows - columns >= size if kind == "sliding_attention" else rows // size != columns // size
+            found[kind] = mask.masked_fill(beyond, torch.finfo(mask.dtype).min)
+    return found if len(found) > 1 else found.popitem()[1]
 
 
 def positions(tree: TokenTree, prefix_length: int) -> Tensor:

@@ -1,6 +1,8 @@
 """Target: the model whose law must not change. One forward pass scores a whole tree."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -25,8 +27,54 @@ class Scores:
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """Number of positions the model was made for."""
-    return model.config.get_text_config().max_position_embeddings
+    """Number of positions the model was made for.
+
+    With LongRoPE (Phi-3's long contexts) only those of its short factors: one position beyond them turns the keys of a
+    whole forward otherwise than those in the cache, so that a tree there would be scored unlike its paths.
+    """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return min(config.max_position_embeddings, rope["original_max_position_embeddings"])
+    return config.max_position_embeddings
+
+
+def refusal(model: PreTrainedModel) -> str | None:
+    """Why a model cannot score a tree as it scores the tree's paths one by one; None for one that can."""
+    config = model.config.get_text_config()
+    odd = set(masks.layer_kinds(model)) - {"full_attention", *masks.WINDOWS}
+    attention = config._attn_implementation
+    if model.config.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if model._is_stateful:
+        return "it keeps a recurrent state, which the branches of a tree would have to share"
+    if odd:
+        return f"it has layers of the kind {min(odd)}, which take no tree mask"
+    takes = inspect.signature(type(model).forward).parameters
+    if "past_key_values" not in takes:
+        return "it keeps no keys and values in a cache"
+    if "position_ids" not in takes:
+        return "it takes no position_ids, and siblings in a tree stand at the same position"
+    if hasattr(model.base_model, "encoder") and not getattr(config, "is_decoder", True):
+        return "it reads both ways: is_decoder is not set in its configuration"
+    if "local" in (getattr(config, "attention_layers", None) or ()) or getattr(config, "alibi", False):
+        return "its local layers, or ALiBi, count slots of the cache, not positions"
+    if attention not in ("sdpa", "eager"):
+        return f"its attention {attention!r} takes no tree mask: load it with attn_implementation='sdpa'"
+    return None
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode for a while; a model in training gets each module's own mode back."""
+    training = [module for module in model.modules() if module.training] if model.training else []
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 class Target:
@@ -37,11 +85,14 @@ class Target:
     (``models.Window``): keep only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the
     model's own text once something has been evicted; its evictor(model) is called with the cache after each commit.
     graphs (``models.Graphs``): recorded forwards of this model, for trees that fit them; empty() makes the cache of a
-    generation, score(...) replays a forward or says None.
+    generation, score(...) replays a forward or says None. Raises ValueError on a model that cannot score trees.
     """
 
     def __init__(self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window=None, graphs=None):
-        self.model, self.window, self.graphs = model.eval(), window, graphs
+        if why := refusal(model):
+            raise ValueError(f"no trees with a {model.config.model_type} model ({type(model).__name__}): {why}")
+        self.model, self.window, self.graphs = model, window, graphs
+        self.windowed = masks.layer_kinds(model) != ("full_attention",)
         self.hidden_layers = tuple(hidden_layers)
         self.cache, self.evict = TreeCache(), None
         self.tree: TokenTree | None = None  # scored, waiting for commit
@@ -84,11 +135,13 @@ class Target:
                 f"{length} committed tokens and a tree of depth {max(tree.depth_list)} do not fit the context "
                 f"of {self.context}: shorten the prompt, max_new_tokens or the tree"
             )
-        mask = None  # a root alone sees everything there is
-        if len(tree) > 1:
+        mask, first = None, length + (self.evict.evicted if self.evict else 0)
+        places = masks.positions(tree, first)
+        if len(tree) > 1 or (self.graphs and self.windowed):  # a root alone sees what a model lets it see
             mask = masks.tree_mask(tree, length, dtype=self.model.dtype, device=self.model.device)
-        first = length + (self.evict.evicted if self.evict else 0)
-        scores = self._run(tree.tokens[None], masks.positions(tree, first), mask)
+            if self.windowed:
+                mask = masks.by_layer(mask, self.model, places[0], torch.cat([torch.arange(length), places[0]]))
+        scores = self._run(tree.tokens[None], places, mask)
         self.tree = tree
         return scores
 
@@ -103,22 +156,47 @@ class Target:
         if self.evict:
             self.evict(self.cache)
 
+    def check(self, *, seed: int = 0) -> float:
+        """Score random forking trees, commit a path of each, and compare with plain forwards over their paths.
+
+        Behind a short prefix and one longer than any window. Returns the largest error of a logit, as a share of the
+        largest logit. Raises ValueError if it is more than rounding (the square root of the dtype's epsilon).
+        """
+        draws, worst, (vocabulary, context) = torch.Generator().manual_seed(seed), 0.0, (self.vocabulary, self.context)
+        config, allowed = self.model.config.get_text_config(), torch.finfo(self.model.dtype).eps ** 0.5
+        sizes = [getattr(config, size, None) or 0 for size, _ in masks.WINDOWS.values() if self.windowed]
+        for length in {3, min(max(sizes, default=0) + 5, context - 16)}:
+            text = torch.randint(vocabulary, (length,), generator=draws).tolist()
+            self.prefill(text)
+            for parents in ([-1, 0, 0, 1, 1, 2, 3, 3], [-1, 0, 1, 0, 3, 4]):
+                tree = TokenTree(torch.randint(vocabulary, (len(parents),), generator=draws), torch.tensor(parents))
+                logits = self.forward(tree).logits.float()
+                for leaf in tree.leaves:
+                    path = [0, *tree.path(leaf)]
+                    ids = torch.tensor([[*text, *tree.tokens[path].tolist()]], device=self.model.device)
+                    with torch.no_grad(), evaluating(self.model):
+                        plain = self.model(ids).logits[0, len(text) :].float()
+                    worst = max(worst, float((logits[path] - plain).abs().max() / plain.abs().max()))
+                self.commit(path[1:])
+                text += tree.tokens[path].tolist()
+        if not worst <= allowed:
+            raise ValueError(
+                f"a {self.model.config.model_type} model scores a tree unlike the tree's paths: logits differ by "
+                f"{worst:.1%} of the largest one, {allowed:.1%} would be rounding in {self.model.dtype}"
+            )
+        return worst
+
     @torch.no_grad()
-    def _run(self, ids: Tensor, position_ids: Tensor, mask: Tensor | None, **kwargs) -> Scores:
+    def _run(self, ids: Tensor, position_ids: Tensor, mask: masks.Masks, **kwargs) -> Scores:
         if self.graphs and not kwargs:
             found = self.graphs.score(self.cache, ids, position_ids, mask, self.hidden_layers)
             if found:
                 return Scores(*found)
         device = self.model.device
-        out = self.model(
-            input_ids=ids.to(device),
-            position_ids=position_ids.to(device),
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            output_hidden_states=bool(self.hidden_layers),
-            **kwargs,
-        )
+        inputs = {"input_ids": ids.to(device), "position_ids": position_ids.to(device), "attention_mask": mask}
+        inputs |= {"past_key_values": self.cache, "use_cache": True, "output_hidden_states": bool(self.hidden_layers)}
+        with evaluating(self.model):
+            out = self.model(**inputs, **kwargs)
         hidden = {layer: out.hidden_states[layer][0] for layer in self.hidden_layers}
         return Scores(logits=out.logits[0], hidden=hidden)
 

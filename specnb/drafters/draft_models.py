@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specnb import masks
 from specnb.cache import TreeCache
-from specnb.target import check_tokens, context_length
+from specnb.target import check_tokens, context_length, evaluating, refusal
 from specnb.tree import TokenTree
 
 
@@ -52,7 +52,9 @@ class CausalLMDraft:
     hidden_layers, max_depth = (), None
 
     def __init__(self, model: PreTrainedModel, *, vocabulary: int | None = None, ids: Tensor | None = None):
-        self.model = model.eval()
+        if why := refusal(model):
+            raise ValueError(f"no tree can be drafted by a {model.config.model_type} model: {why}")
+        self.model = model
         own = model.get_output_embeddings().weight.shape[0]
         if ids is not None and len(ids) != own:
             raise ValueError(f"ids must name the model's {own} output rows, got {len(ids)}")
@@ -64,6 +66,7 @@ class CausalLMDraft:
         self.cache = TreeCache()
         self.unseen = list(prefix)  # committed tokens not in the cache yet, root last
         self.slots: dict[int, int] = {}  # tree node → pending slot of the cache
+        self.places = torch.arange(0)  # positions of what stands in the cache
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         if not self.slots:
@@ -89,6 +92,7 @@ class CausalLMDraft:
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
         seen = [node for node in (0, *path) if node in self.slots]
         self.cache.commit([self.slots[node] for node in seen])
+        self.places = torch.arange(self.cache.length)
         tokens = [tree.token_list[node] for node in path if node not in self.slots]
         self.unseen = ([] if seen else self.unseen) + [*tokens, next_token]
         self.slots = {}
@@ -100,12 +104,14 @@ class CausalLMDraft:
                 f"the draft model's context of {context_length(self.model)} is full: shorten the prompt or "
                 f"max_new_tokens, or take a draft model with a longer context"
             )
-        device = self.model.device
-        mask = None if visible is None else masks.additive(visible.to(device), self.model.dtype)
-        ids, places = ids[None].to(device), position_ids[None].to(device)
-        out = self.model(
-            ids, position_ids=places, attention_mask=mask, past_key_values=self.cache, use_cache=True, **kwargs
-        )
+        mask, device = None, self.model.device
+        self.places = torch.cat([self.places, position_ids])
+        if visible is not None:
+            mask = masks.additive(visible.to(device), self.model.dtype)
+            mask = masks.by_layer(mask, self.model, position_ids, self.places)
+        inputs = {"position_ids": position_ids[None].to(device), "attention_mask": mask, **kwargs}
+        with evaluating(self.model):
+            out = self.model(ids[None].to(device), past_key_values=self.cache, use_cache=True, **inputs)
         return out.logits[0, :, : self.columns]
 
 

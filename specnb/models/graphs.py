@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
+from specnb import masks
 from specnb.cache import TreeCache
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -38,7 +39,8 @@ class FixedLayer(DynamicLayer):
 
 @dataclass(frozen=True)
 class Forward:
-    """A recorded forward over n nodes. Inputs: ids, positions (1, n), slots (n,), mask (1, 1, n, capacity).
+    """A recorded forward over n nodes. Inputs: ids, positions (1, n), slots (n,), and for each kind of layer a mask
+    (1, 1, n, capacity).
 
     replay returns logits (n, V) and the hidden states asked for, always in the same memory.
     """
@@ -46,7 +48,7 @@ class Forward:
     ids: Tensor
     positions: Tensor
     slots: Tensor
-    mask: Tensor
+    masks: dict[str, Tensor]
     replay: Call
 
 
@@ -98,12 +100,12 @@ class Graphs:
 
     @torch.no_grad()
     def score(
-        self, cache: TreeCache, ids: Tensor, positions: Tensor, mask: Tensor | None, hidden_layers: Sequence[int]
+        self, cache: TreeCache, ids: Tensor, positions: Tensor, mask: masks.Masks, hidden_layers: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]] | None:
         """Logits (n, V) and hidden states of a tree behind the cache's committed tokens, or None if it does not fit.
 
-        ids, positions: (1, n) int64; mask: additive, (1, 1, n, committed + n), or None for a root alone. Raises
-        RuntimeError if the cache is not the one last given out.
+        ids, positions: (1, n) int64; mask: additive, (1, 1, n, committed + n), by kind of layer where they differ, or
+        None for a root that sees everything. Raises RuntimeError if the cache is not the one last given out.
         """
         if cache is not self.cache:
             raise RuntimeError("these graphs serve another generation by now: one at a time, or graphs for each")
@@ -115,9 +117,11 @@ class Graphs:
         forward.ids[:, :n] = ids
         forward.positions[:, :n] = positions
         forward.slots.copy_(torch.arange(start, start + size))
-        forward.mask.fill_(torch.finfo(forward.mask.dtype).min)
-        forward.mask.diagonal(start, -2, -1).fill_(0)  # what fills up sees itself, too: not a number would spread
-        forward.mask[..., :n, : start + n] = 0 if mask is None else mask
+        for kind, own in forward.masks.items():
+            own.fill_(torch.finfo(own.dtype).min)
+            own.diagonal(start, -2, -1).fill_(0)  # what fills up sees itself, too: not a number would spread
+            shown = mask[kind] if isinstance(mask, dict) else mask
+            own[..., :n, : start + n] = 0 if shown is None else shown
         logits, *hidden = (rows[:n].clone() for rows in forward.replay())
         for layer in self.cache.layers:
             layer.used = start + n
@@ -140,7 +144,9 @@ class Graphs:
         device, whole = self.model.device, {"dtype": torch.int64, "device": self.model.device}
         ids, positions, slots = torch.zeros(1, size, **whole), torch.zeros(1, size, **whole), torch.zeros(size, **whole)
         slots.copy_(torch.arange(self.cache.length, self.cache.length + size))  # what stands there is not in use
-        mask = torch.zeros(1, 1, size, self.capacity, dtype=self.model.dtype, device=device)
+        table = torch.zeros(1, 1, size, self.capacity, dtype=self.model.dtype, device=device)
+        shown = {kind: table.clone() for kind in masks.layer_kinds(self.model)}
+        mask = shown if len(shown) > 1 else next(iter(shown.values()))
         self.cache.shared()  # moves the buffers, for the last time
         fixed = Cache(layers=[FixedLayer(layer.buffers, slots) for layer in self.cache.layers])
 
@@ -149,7 +155,7 @@ class Graphs:
             out = self.model(ids, **inputs, output_hidden_states=bool(layers))
             return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
 
-        return Forward(ids, positions, slots, mask, self.record(call))
+        return Forward(ids, positions, slots, shown, self.record(call))
 
 
 def captured(call: Call) -> Call:

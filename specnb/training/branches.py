@@ -65,10 +65,11 @@ def score(model: PreTrainedModel, text: Tensor, roots: Tensor, first: Tensor, se
     places = torch.arange(n)
     causal = torch.cat([places[:, None] >= places, torch.zeros(n, m * k, dtype=torch.bool)], 1)
     visible = torch.cat([causal, first_level_mask(roots, n, k)])
-    cache = DynamicCache(config=model.config)
+    cache, seen = DynamicCache(), []  # seen: positions of what stands in the cache
 
     def run(ids: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        mask = masks.additive(visible.to(device), model.dtype)
+        seen.append(positions)
+        mask = masks.by_layer(masks.additive(visible.to(device), model.dtype), model, positions, torch.cat(seen))
         ids, positions = ids[None].to(device), positions[None].to(device)
         out = model.base_model(ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
         return out.last_hidden_state[0]

@@ -86,7 +86,7 @@ def grouped_attention(module, query: Tensor, key: Tensor, value: Tensor, mask: T
     query, out = query.reshape(rows, key.shape[1], -1, width), []
     for at in range(0, rows, BLOCK):
         part = slice(at, at + BLOCK)
-        used = int((mask[part] == 0).flatten(0, 2).any(0).sum())
+        used = 1 + int((mask[part] == 0).flatten(0, 2).any(0).nonzero().max())
         k, v, m = key[part, :, :used], value[part, :, :used], mask[part, :, :, :used]
         out.append(F.scaled_dot_product_attention(query[part], k, v, attn_mask=m, scale=scaling))
     return torch.cat(out).reshape(rows, 1, heads, width), None
@@ -184,5 +184,6 @@ def _step(model: PreTrainedModel, tokens: Tensor, places: Tensor, cache: Cache) 
     """Feed one token per row at its place; (rows, V) logits."""
     seen = torch.arange(int(places.max()) + 1, device=places.device) <= places[:, None]  # (rows, used)
     mask = masks.additive(seen, model.dtype).transpose(0, 2)  # (rows, 1, 1, used)
+    mask = masks.by_layer(mask, model, places[:, None, None], torch.arange(seen.shape[1]))
     rows = {"position_ids": places[:, None], "attention_mask": mask}
     return model(tokens[:, None], **rows, past_key_values=cache, use_cache=True).logits[:, -1]

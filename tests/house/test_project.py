@@ -254,14 +254,14 @@ def test_lines_of_code_are_counted():
 
 
 def test_the_house_is_small():
-    """Marks of the second edition: 6,500 lines of code in all, the loop 850, all but training, lab and show 3,800."""
+    """Marks of the second edition: 6,800 lines of code in all, the loop 850, all but training, lab and show 3,800."""
     rooms = dict.fromkeys(("loop", *ROOMS), 0)
     for path in MODULES:
         first, *rest = path.relative_to(ROOT / "specnb").parts
         rooms[first if rest else "loop"] += code_lines(path.read_text(encoding="utf-8"))
     assert rooms["loop"] <= 850
     assert sum(rooms[name] for name in rooms if name not in ("training", "lab", "show")) <= 3800
-    assert sum(rooms.values()) <= 6500, rooms
+    assert sum(rooms.values()) <= 6800, rooms
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

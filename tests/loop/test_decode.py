@@ -141,6 +141,45 @@ def test_bad_input(options, message):
         list(steps(Target(TARGET), PlainDrafter(), verifiers.greedy, options.pop("prompt"), **options))
 
 
+class Elsewhere(PlainDrafter):
+    """A drafter that loses its place: the root of its second draft is not the last token."""
+
+    def observe(self, draft, path, next_token, hidden, logits):
+        self.root = (next_token + 1) % VOCABULARY
+
+
+def test_a_draft_that_hangs_off_another_token_is_refused():
+    with pytest.raises(
+        ValueError, match=r"a draft hangs off the last committed token, \d+; its root is \d+ \(.*Elsewhere"
+    ):
+        decode(Target(TARGET), Elsewhere(), verifiers.greedy, [5, 6], max_new_tokens=8)
+
+
+@pytest.mark.parametrize("shared", ["Target", "NgramDrafter"])
+def test_targets_and_drafters_serve_one_generation_at_a_time(shared):
+    target, drafter = Target(TARGET), NgramDrafter()
+    first = steps(target, drafter, verifiers.greedy, [5, 6, 5], max_new_tokens=8)
+    next(first)
+    other = (target, NgramDrafter()) if shared == "Target" else (Target(TARGET), drafter)
+    second = steps(*other, verifiers.greedy, [7, 8, 7], max_new_tokens=8)
+    next(second)
+    with pytest.raises(RuntimeError, match=f"this {shared} has begun another generation: make one for each"):
+        next(first)
+    rest = [token for step in second for token in step.tokens]
+    assert rest[-4:] == reference(TARGET, [7, 8, 7], 8)[-4:]  # the later one goes on
+    again = decode(target, drafter, verifiers.greedy, [5, 6, 5], max_new_tokens=8)
+    assert list(again.tokens) == reference(TARGET, [5, 6, 5], 8)
+
+
+def test_a_model_in_training_is_scored_without_dropout_and_goes_on_training():
+    model, draft = (llama(seed, attention_dropout=0.5).train() for seed in (0, 1))
+    draft.lm_head.eval()
+    out = decode(Target(model), own_draft(draft, growth.kary(2, 2)), verifiers.greedy, [5, 6], max_new_tokens=20)
+    assert all(module.training for module in model.modules())
+    assert [m for m in draft.modules() if not m.training] == [draft.lm_head]
+    assert list(out.tokens) == reference(model.eval(), [5, 6], 20)
+
+
 def test_a_draft_model_with_a_smaller_context_says_so():
     small = own_draft(llama(1, max_position_embeddings=16), growth.chain(4))
     with pytest.raises(ValueError, match="the draft model's context of 16 is full"):

@@ -169,3 +169,12 @@ def test_outgrown_buffers_are_let_go():
         held = sum(buffer.nbytes for layer in cache.layers for buffer in layer.buffers)
         assert sum(store.nbytes for store in cache.stores) in (0, held)
     assert cache.capacity > 256
+
+
+def test_check_says_how_exact_a_model_is_and_refuses_a_wrong_mask(monkeypatch):
+    assert 0 < Target(llama()).check() < 1e-5
+    monkeypatch.setattr(masks, "positions", lambda tree, length: (length + torch.arange(len(tree)))[None])
+    with pytest.raises(
+        ValueError, match=r"a llama model scores a tree unlike the tree's paths: logits differ by [\d.]+%"
+    ):
+        Target(llama()).check()
