@@ -1,14 +1,13 @@
-"""The loop end to end: same text as transformers' generate, its edges, its trace, its door in transformers."""
+"""The loop end to end: same text as transformers' generate, its edges, its trace."""
 
 import pytest
 import torch
 from tiny import VOCABULARY, llama, tau
 from transformers import GenerationConfig
 
-from specnb import growth, verifiers
+from specnb import exact, growth, verifiers
 from specnb.decode import PlainDrafter, decode, steps
 from specnb.drafters import CausalLMDraft, NgramDrafter, Tempered, TreeDrafter
-from specnb.hf import speculative
 from specnb.models import prompts
 from specnb.target import Target
 from specnb.tree import Drawn
@@ -147,6 +146,31 @@ def test_a_draft_model_with_a_smaller_context_says_so():
         decode(Target(TARGET), small, verifiers.greedy, [1, 2, 3], max_new_tokens=40)
 
 
+@pytest.mark.parametrize(("drawn", "verifier"), [(Drawn.POINT, verifiers.one_hot), (Drawn.SWOR, verifiers.rrsw)])
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [45, 7, VOCABULARY - 1]])
+def test_a_draft_model_reads_on_where_it_does_not_know_a_token(drawn, verifier, prompt):
+    """The target says tokens, and the prompt has some, that the draft's vocabulary of 20 lacks: same text."""
+    draft = CausalLMDraft(llama(1, vocab_size=20), vocabulary=VOCABULARY)
+    out = decode(Target(TARGET), TreeDrafter(draft, growth.kary(2, 2), drawn), verifier, prompt, max_new_tokens=30)
+    assert list(out.tokens) == reference(TARGET, prompt, 30)
+    assert max(out.tokens) >= 20
+
+
+def test_the_law_of_a_target_with_more_tokens_than_its_draft_is_exact():
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    target, draft = llama(0, vocab_size=3, **sizes).double(), llama(1, vocab_size=2, **sizes).double()
+
+    @torch.no_grad()
+    def model(prefix):
+        return target(torch.tensor([[1, 2, *prefix]])).logits[0, -1].softmax(-1)
+
+    drafter = TreeDrafter(CausalLMDraft(draft, vocabulary=3), growth.kary(2, 1), Drawn.SWOR)
+    found = exact.engine_law(Target(target), drafter, verifiers.rrsw, [1, 2], 3)
+    assert exact.total_variation(found, exact.joint(model, 3)) < 1e-6  # probabilities are float32
+    assert sum(mass for text, mass in found.items() if 2 in text[:2]) > 0.1
+
+
 def test_draft_logits_equal_plain_forwards():
     """CausalLMDraft's cached, batched frontier = one plain forward per node, through several steps."""
     model, prefix = OTHER, [3, 1, 4, 1, 5]
@@ -171,83 +195,6 @@ def test_draft_logits_equal_plain_forwards():
         path = tree.path(path_pick)
         draft.commit(tree, path, 42, {})
         prefix += [*(tree.token_list[node] for node in path), 42]
-
-
-# ---- transformers' own door -------------------------------------------------------------------------------
-
-
-def test_custom_generate_greedy_streams_and_stops():
-    ids = torch.tensor([[7, 8, 9]])
-    text = reference(TARGET, [7, 8, 9], 20)
-
-    class Recorder:
-        def __init__(self):
-            self.seen, self.ended = [], False
-
-        def put(self, value):
-            self.seen += value.flatten().tolist()
-
-        def end(self):
-            self.ended = True
-
-    streamer = Recorder()
-
-    out = TARGET.generate(
-        ids,
-        custom_generate=speculative(NgramDrafter(), verifiers.by_draw, streamer=streamer),
-        do_sample=False,
-        max_new_tokens=20,
-    )
-    assert out[0, 3:].tolist() == text
-    assert streamer.seen == [7, 8, 9, *text]
-    assert streamer.ended
-    eos = text[10]
-    out = TARGET.generate(
-        ids,
-        custom_generate=speculative(NgramDrafter(), verifiers.by_draw),
-        do_sample=False,
-        max_new_tokens=20,
-        eos_token_id=eos,
-    )
-    assert out[0, 3:].tolist() == text[: text.index(eos) + 1]
-    out = TARGET.generate(
-        ids,
-        custom_generate=speculative(NgramDrafter(), verifiers.by_draw),
-        do_sample=False,
-        max_new_tokens=20,
-        return_dict_in_generate=True,
-    )
-    assert out.sequences[0, 3:].tolist() == text
-
-
-def test_custom_generate_samples_with_torchs_seed_and_the_configs_warp():
-    ids = torch.tensor([[7, 8, 9]])
-
-    def run(seed, **options):
-        torch.manual_seed(seed)
-        options = {
-            "do_sample": True,
-            "max_new_tokens": 15,
-            "custom_generate": speculative(NgramDrafter(), verifiers.by_draw),
-            **options,
-        }
-        return TARGET.generate(ids, **options)[0].tolist()
-
-    assert run(1) == run(1) != run(2)
-    assert run(1, top_k=1)[3:] == reference(TARGET, [7, 8, 9], 15)  # top-k 1 leaves only the argmax
-    assert run(1, temperature=1e-4)[3:] == reference(TARGET, [7, 8, 9], 15)
-
-
-def test_custom_generate_refuses_what_it_cannot_do_exactly():
-    one = speculative(NgramDrafter(), verifiers.by_draw)
-    with pytest.raises(ValueError, match="one text at a time, got 2"):
-        TARGET.generate(torch.tensor([[1, 2], [3, 4]]), custom_generate=one, max_new_tokens=5)
-    with pytest.raises(ValueError, match="RepetitionPenalty"):
-        TARGET.generate(torch.tensor([[1, 2]]), custom_generate=one, max_new_tokens=5, repetition_penalty=1.3)
-    with pytest.raises(ValueError, match="padded"):
-        TARGET.generate(
-            torch.tensor([[0, 1, 2]]), attention_mask=torch.tensor([[0, 1, 1]]), custom_generate=one, max_new_tokens=5
-        )
 
 
 # ---- the real model ---------------------------------------------------------------------------------------
