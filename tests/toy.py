@@ -60,6 +60,16 @@ def reduced(model: Model, ids: Sequence[int]) -> Model:
     return lambda prefix: model(prefix)[list(ids)] / model(prefix)[list(ids)].sum()
 
 
+def confined(model: Model, ids: Sequence[int]) -> Model:
+    """The model over the whole vocabulary, without mass outside ids."""
+
+    def law(prefix: tuple[int, ...]) -> Tensor:
+        row = torch.zeros_like(model(prefix)).index_copy_(0, torch.tensor(ids), model(prefix)[list(ids)])
+        return row / row.sum()
+
+    return law
+
+
 def tree_drafter(q: Model, shape: Growth, drawn: Drawn, ids: Sequence[int] | None = None) -> TreeDrafter:
     """TreeDrafter over q, which is not shown the root; with ids, over q restricted to them."""
     drafter = toy_drafter(q if ids is None else reduced(q, ids), shape, drawn)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specnb import masks
 from specnb.cache import TreeCache
-from specnb.target import check_tokens, context_length, evaluating, refusal
+from specnb.target import context_length, evaluating, refusal
 from specnb.tree import TokenTree
 
 
@@ -45,6 +45,7 @@ class CausalLMDraft:
     vocabulary: the target's number of logits, where it differs from the draft's although both share a tokenizer
     (Qwen2.5 pads its models differently): surplus columns are cut, missing ones are declared through ids.
     ids: the tokens its logits stand for, where its output matrix was cut to a reduced vocabulary.
+    Tokens of the text that it does not know it reads as its last one: its guesses get worse, nothing else.
     Accepted tokens are kept in its cache, never recomputed; the next step feeds what it has not seen yet
     (the last accepted leaf, if it was never expanded, and the new root) in one forward.
     """
@@ -62,7 +63,6 @@ class CausalLMDraft:
         self.ids = torch.arange(own) if vocabulary and own < vocabulary else ids
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        check_tokens(prefix, self.model.config.get_text_config().vocab_size)
         self.cache = TreeCache()
         self.unseen = list(prefix)  # committed tokens not in the cache yet, root last
         self.slots: dict[int, int] = {}  # tree node → pending slot of the cache
@@ -109,9 +109,10 @@ class CausalLMDraft:
         if visible is not None:
             mask = masks.additive(visible.to(device), self.model.dtype)
             mask = masks.by_layer(mask, self.model, position_ids, self.places)
+        known = ids.clamp_max(self.model.config.get_text_config().vocab_size - 1)
         inputs = {"position_ids": position_ids[None].to(device), "attention_mask": mask, **kwargs}
         with evaluating(self.model):
-            out = self.model(ids[None].to(device), past_key_values=self.cache, use_cache=True, **inputs)
+            out = self.model(known[None].to(device), past_key_values=self.cache, use_cache=True, **inputs)
         return out.logits[0, :, : self.columns]
 
 

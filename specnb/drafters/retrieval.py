@@ -15,7 +15,6 @@ from specnb.growth import at_least_one
 from specnb.models import files
 from specnb.tree import Draft, TokenTree
 
-KEY = 4  # tokens of a key: 16 bits each
 MOST = 50  # places of a context that are counted, evenly spaced among all
 TOP = 8  # continuations of a context that are kept
 CORPUS = files.DATA / "corpus"
@@ -23,20 +22,24 @@ SHARDS = 11  # of the corpus in the store: it stays the same while the corpus gr
 
 
 class Datastore:
-    """Texts as one run of tokens, sorted by what precedes each place: any context of up to 4 tokens is one range.
+    """Texts as one run of tokens, sorted by what precedes each place: any context of up to ``longest`` is one range.
 
-    tokens: (n,) integers below 65,536; where several texts stand behind each other, contexts reach across their ends.
-    Memory: 18 bytes a token; a lookup is two binary searches.
-    Raises ValueError on token ids that do not fit.
+    tokens: (n,) integers; where several texts stand behind each other, contexts reach across their ends.
+    longest: 4 for token ids below 65,536, fewer for larger ones (3 below 2,097,152): a key has 64 bits.
+    Memory: 18 bytes a token (20 with larger ids); a lookup is two binary searches.
+    Raises ValueError on anything but a run of token ids from 0 to 2³² − 1.
     """
 
     def __init__(self, tokens: np.ndarray):
         tokens = np.asarray(tokens)
-        if tokens.ndim != 1 or len(tokens) == 0 or tokens.min() < 0 or tokens.max() >= 1 << 16:
-            raise ValueError(f"a datastore takes a run of token ids below 65,536, got {tokens.dtype} {tokens.shape}")
-        self.tokens, keys = tokens.astype(np.uint16), np.zeros(len(tokens), np.uint64)
-        for back in range(KEY):  # the nearest token in the highest bits
-            keys[back:] |= self.tokens[: len(tokens) - back].astype(np.uint64) << np.uint64(16 * (KEY - 1 - back))
+        if tokens.ndim != 1 or len(tokens) == 0 or tokens.min() < 0 or int(tokens.max()) >= 1 << 32:
+            raise ValueError(f"a datastore takes a run of token ids below 2**32, got {tokens.dtype} {tokens.shape}")
+        self.bits = max(16, int(tokens.max()).bit_length())  # of a token in a key
+        self.longest = 64 // self.bits
+        self.tokens, keys = tokens.astype(np.uint16 if self.bits == 16 else np.uint32), np.zeros(len(tokens), np.uint64)
+        for back in range(self.longest):  # the nearest token in the highest bits
+            shift = np.uint64(self.bits * (self.longest - 1 - back))
+            keys[back:] |= self.tokens[: len(tokens) - back].astype(np.uint64) << shift
         self.order = np.argsort(keys, kind="stable")
         self.keys, self.order = keys[self.order], self.order + 1  # places of what comes next
 
@@ -47,9 +50,11 @@ class Datastore:
         return cls(np.concatenate([np.load(folder / entry["file"])["tokens"] for entry in entries]))
 
     def counts(self, context: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:
-        """(token, count) of what most often followed up to 4 tokens, the commonest first, and the number of places."""
-        low = sum(token << 16 * (KEY - 1 - back) for back, token in enumerate(reversed(context)))
-        high = low + (1 << 16 * (KEY - len(context))) - 1
+        """(token, count) of what most often followed a context, the commonest first, and the number of places."""
+        if any(token >> self.bits for token in context):
+            return [], 0  # larger than any in the store
+        low = sum(token << self.bits * (self.longest - 1 - back) for back, token in enumerate(reversed(context)))
+        high = low + (1 << self.bits * (self.longest - len(context))) - 1
         start, end = self.keys.searchsorted(np.uint64(low)), self.keys.searchsorted(np.uint64(high), "right")
         places = self.order[start : end : max(1, -(-int(end - start) // MOST))]
         places = places[(places >= len(context)) & (places < len(self.tokens))]  # nothing stands before the first token
@@ -63,7 +68,7 @@ class RetrievalDrafter(Reader):
     The law after a context mixes its counts with that of the context one token shorter, as p = (counts + prior · p
     below) / (total + prior), a Dirichlet prior; an occurrence in the text itself counts weight times one in the store.
     The paths are chosen, not drawn: a POINT draft, lossless under ``one_hot``; scores are the path probabilities.
-    budget, depth: most nodes, and levels. longest: most tokens of a context (of the store's, at most 4).
+    budget, depth: most nodes, and levels. longest: most tokens of a context (the store has its own bound).
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class RetrievalDrafter(Reader):
         """token → probability after a context; sums to at most one: what is never seen has nothing."""
         law, left = defaultdict(float), 1.0
         for n in range(len(context), 0, -1):
-            stored, places = self.stored(context[-n:]) if self.stored and n <= KEY else ([], 0)
+            stored, places = self.stored(context[-n:]) if self.stored and n <= self.store.longest else ([], 0)
             own = self.after.get(context[-n:], {})
             total = places + self.weight * sum(own.values())
             if total:

@@ -1,12 +1,15 @@
 """StreamingLLM as a cache policy: attention sinks and a recent window, the rest evicted. Not lossless."""
 
 from dataclasses import dataclass
+from inspect import signature
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb import masks
 from specnb.cache import TreeCache
+from specnb.target import evaluating
 
 
 @dataclass(frozen=True)
@@ -33,19 +36,19 @@ class Window:
 class Evictor:
     """Keeps a TreeCache within its window. ``evicted`` counts the tokens dropped: positions go on counting them.
 
-    Rotary keys are turned from the originals each time, so rounding does not add up. For models whose rotary
-    embedding turns halves (Llama, Qwen2, GPT-NeoX, …); when sinks shift, ValueError for models without one and for
-    those whose embedding lays out its angles in pairs (Cohere).
+    Rotary keys are turned from the originals each time, so rounding does not add up. ValueError for a model with
+    windows of its own (sliding, chunked, local attention); and, when sinks shift, for one whose keys do not turn as
+    Llama's, Qwen2's and GPT-NeoX's do: real keys are compared, in two forwards of one token.
     """
 
     def __init__(self, window: Window, model: PreTrainedModel):
         self.window, self.evicted = window, 0
         self.rotary = getattr(model.base_model, "rotary_emb", None)
         self.sinks: list[Tensor] = []  # each layer's original sink keys
-        if window.shift and self.rotary is None:
-            raise ValueError(f"{type(model).__name__} has no rotary embedding to shift sinks by: use shift=False")
-        if window.shift and not _turns_halves(self.rotary):
-            raise ValueError(f"{type(model).__name__}'s rotary embedding interleaves its angles: use shift=False")
+        if masks.layer_kinds(model) != ("full_attention",):
+            raise ValueError(f"{type(model).__name__} has layers with windows of their own: use window=None")
+        if window.shift and not _turns(model, self.rotary):
+            raise ValueError(f"the keys of {type(model).__name__} do not turn as Llama's do: use shift=False")
 
     def __call__(self, cache: TreeCache) -> None:
         """Evict what the window does not hold; the cache must not have a tree pending."""
@@ -63,9 +66,20 @@ class Evictor:
                 layer.keys[..., :start, :] = turned(keys, self.rotary, self.evicted)
 
 
-def _turns_halves(rotary: torch.nn.Module) -> bool:
-    cos, _ = rotary(torch.zeros(1), torch.tensor([[7]]))
-    return torch.equal(*cos.chunk(2, -1))
+@torch.no_grad()
+def _turns(model: PreTrainedModel, rotary: torch.nn.Module | None, by: int = 7) -> bool:
+    """Whether ``turned`` makes keys at 0 those at another position; a token alone sees itself only: no more differs."""
+    if rotary is None or [*signature(rotary.forward).parameters] != ["x", "position_ids"]:  # one for each kind of layer
+        return False
+    token = model.config.get_text_config().vocab_size // 2  # the first ones may be padding, whose keys are zero
+    caches = TreeCache(1), TreeCache(1)
+    for cache, position in zip(caches, (0, by), strict=True):
+        ids = torch.tensor([[token], [position]], device=model.device)
+        with evaluating(model):
+            model(ids[:1], position_ids=ids[1:], past_key_values=cache, use_cache=True)
+    pairs = [[layer.keys for layer in layers] for layers in zip(*(cache.layers for cache in caches), strict=True)]
+    eps = max(torch.finfo(pairs[0][0].dtype).eps, torch.finfo(torch.float32).eps)
+    return all((turned(old, rotary, by) - new).norm() < 8 * eps * new.norm() for old, new in pairs)
 
 
 def turned(keys: Tensor, rotary: torch.nn.Module, by: int) -> Tensor:

@@ -67,7 +67,7 @@ def over_columns(draft: Draft, law: Tensor) -> Tensor:
         return law.double()
     columns = torch.empty(len(draft.ids) + 1, dtype=torch.float64, device=law.device)
     columns[:-1] = law.index_select(0, draft.ids)  # twice as fast as law[draft.ids]
-    columns[-1] = max(0.0, 1 - float(columns[:-1].sum()))
+    columns[-1] = law.index_fill(0, draft.ids, 0.0).sum(dtype=torch.float64)  # 1 − the others would be rounding noise
     return columns
 
 

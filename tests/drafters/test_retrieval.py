@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import llama, near_copy
+from tiny import generated, llama, near_copy
 
 from specnb import growth, verifiers
 from specnb.decode import decode
@@ -54,12 +54,44 @@ def test_many_places_are_sampled_evenly():
     assert places <= retrieval.MOST
 
 
-def test_the_largest_tokens_fit_and_larger_ones_are_refused():
-    store = Datastore(np.array([65_535, 65_535, 65_535, 65_535, 7]))
-    assert dict(store.counts((65_535,) * 4)[0]) == {7: 1}
-    for tokens in ([65_536], [-1], []):
-        with pytest.raises(ValueError, match="a run of token ids below 65,536"):
+@pytest.mark.parametrize(
+    ("largest", "longest", "bytes_"),
+    [(65_535, 4, 2), (65_536, 3, 4), (151_935, 3, 4), (2**21, 2, 4), (2**32 - 1, 2, 4)],
+)
+def test_large_token_ids_fit_in_shorter_contexts(largest, longest, bytes_):
+    """Memory stays what it is for small vocabularies; what is counted is what a search finds, the ends included."""
+    text = [largest, 3, largest, largest, largest, largest, 7, largest - 1, largest, 3, 0, largest, largest, 7]
+    store = Datastore(np.array(text))
+    assert (store.longest, store.tokens.itemsize) == (longest, bytes_)
+    for length in range(1, longest + 1):
+        for start in range(len(text)):
+            context = tuple(text[start : start + length])
+            assert dict(store.counts(context)[0]) == searched(text, context)
+
+
+def test_what_is_no_run_of_token_ids_is_refused():
+    for tokens in ([2**32], [-1], []):
+        with pytest.raises(ValueError, match=r"a run of token ids below 2\*\*32, got int64"):
             Datastore(np.array(tokens, np.int64))
+
+
+def test_a_context_larger_than_any_stored_token_has_no_counts():
+    store = Datastore(np.array([0, 1, 2, 0, 1]))
+    for context in ((65_536,), (0, 65_536), (65_536, 0, 1), (1 << 40, 1)):
+        assert store.counts(context) == ([], 0)
+
+
+def test_a_target_with_many_tokens_may_have_a_store_with_few():
+    """Texts whose tokens the store cannot hold: greedy text is plain decoding's, large tokens are drafted too."""
+    model = llama(vocab_size=66_000)
+    with torch.no_grad():
+        model.lm_head.weight[:65_600] = 0
+    prompt, text = [3, 1, 65_990, 4], generated(model, [3, 1, 65_990, 4], 30)
+    assert max(text) > 65_600
+    for store in (Datastore(np.array([3, 1, 4, 1, 5])), Datastore(np.array([3, 1, *text]))):
+        out = decode(Target(model), RetrievalDrafter(store), verifiers.one_hot, prompt, max_new_tokens=30)
+        assert list(out.tokens) == text
+    assert len(out.steps) < 15
 
 
 def begun(store=None, prompt=PROMPT, **settings_) -> RetrievalDrafter:

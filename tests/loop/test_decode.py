@@ -1,25 +1,18 @@
-"""The loop end to end: same text as transformers' generate, its edges, its trace, its door in transformers."""
+"""The loop end to end: same text as transformers' generate, its edges, its trace."""
 
 import pytest
 import torch
-from tiny import VOCABULARY, llama, tau
+from tiny import VOCABULARY, generated, llama, tau
 from transformers import GenerationConfig
 
-from specnb import growth, verifiers
+from specnb import exact, growth, verifiers
 from specnb.decode import PlainDrafter, decode, steps
 from specnb.drafters import CausalLMDraft, NgramDrafter, Tempered, TreeDrafter
-from specnb.hf import speculative
 from specnb.models import prompts
 from specnb.target import Target
 from specnb.tree import Drawn
 
 TARGET, OTHER = llama(0), llama(1)
-
-
-def reference(model, prompt, n, **options):
-    ids = torch.tensor([prompt])
-    options = {"do_sample": False, "max_new_tokens": n, **options}
-    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
 
 
 def own_draft(model, shape, drawn=Drawn.POINT):
@@ -43,7 +36,7 @@ DRAFTERS = {
 def test_greedy_text_is_generates(name, verifier):
     for prompt in ([7], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]):
         out = decode(Target(TARGET), DRAFTERS[name](), verifiers.BY_NAME[verifier], prompt, max_new_tokens=40)
-        assert list(out.tokens) == reference(TARGET, prompt, 40)
+        assert list(out.tokens) == generated(TARGET, prompt, 40)
         assert out.finish == "length"
 
 
@@ -58,7 +51,7 @@ def test_the_target_as_its_own_draft_accepts_everything():
 
 
 def test_eos_ends_the_text_inside_a_step():
-    text = reference(TARGET, [7, 8], 30)
+    text = generated(TARGET, [7, 8], 30)
     eos = text[11]
     first = text.index(eos)
     for name in ("self", "ngram", "plain"):
@@ -72,10 +65,10 @@ def test_eos_ends_the_text_inside_a_step():
 
 def test_eos_is_taken_from_the_generation_config():
     model = llama(0)
-    text = reference(model, [7, 8], 30)
+    text = generated(model, [7, 8], 30)
     model.generation_config = GenerationConfig(eos_token_id=[text[9], 49])
     out = decode(Target(model), NgramDrafter(), verifiers.greedy, [7, 8], max_new_tokens=30)
-    assert list(out.tokens) == reference(model, [7, 8], 30)
+    assert list(out.tokens) == generated(model, [7, 8], 30)
     assert out.finish == "eos"
 
 
@@ -166,9 +159,9 @@ def test_targets_and_drafters_serve_one_generation_at_a_time(shared):
     with pytest.raises(RuntimeError, match=f"this {shared} has begun another generation: make one for each"):
         next(first)
     rest = [token for step in second for token in step.tokens]
-    assert rest[-4:] == reference(TARGET, [7, 8, 7], 8)[-4:]  # the later one goes on
+    assert rest[-4:] == generated(TARGET, [7, 8, 7], 8)[-4:]  # the later one goes on
     again = decode(target, drafter, verifiers.greedy, [5, 6, 5], max_new_tokens=8)
-    assert list(again.tokens) == reference(TARGET, [5, 6, 5], 8)
+    assert list(again.tokens) == generated(TARGET, [5, 6, 5], 8)
 
 
 def test_a_model_in_training_is_scored_without_dropout_and_goes_on_training():
@@ -177,13 +170,38 @@ def test_a_model_in_training_is_scored_without_dropout_and_goes_on_training():
     out = decode(Target(model), own_draft(draft, growth.kary(2, 2)), verifiers.greedy, [5, 6], max_new_tokens=20)
     assert all(module.training for module in model.modules())
     assert [m for m in draft.modules() if not m.training] == [draft.lm_head]
-    assert list(out.tokens) == reference(model.eval(), [5, 6], 20)
+    assert list(out.tokens) == generated(model.eval(), [5, 6], 20)
 
 
 def test_a_draft_model_with_a_smaller_context_says_so():
     small = own_draft(llama(1, max_position_embeddings=16), growth.chain(4))
     with pytest.raises(ValueError, match="the draft model's context of 16 is full"):
         decode(Target(TARGET), small, verifiers.greedy, [1, 2, 3], max_new_tokens=40)
+
+
+@pytest.mark.parametrize(("drawn", "verifier"), [(Drawn.POINT, verifiers.one_hot), (Drawn.SWOR, verifiers.rrsw)])
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [45, 7, VOCABULARY - 1]])
+def test_a_draft_model_reads_on_where_it_does_not_know_a_token(drawn, verifier, prompt):
+    """The target says tokens, and the prompt has some, that the draft's vocabulary of 20 lacks: same text."""
+    draft = CausalLMDraft(llama(1, vocab_size=20), vocabulary=VOCABULARY)
+    out = decode(Target(TARGET), TreeDrafter(draft, growth.kary(2, 2), drawn), verifier, prompt, max_new_tokens=30)
+    assert list(out.tokens) == generated(TARGET, prompt, 30)
+    assert max(out.tokens) >= 20
+
+
+def test_the_law_of_a_target_with_more_tokens_than_its_draft_is_exact():
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    target, draft = llama(0, vocab_size=3, **sizes).double(), llama(1, vocab_size=2, **sizes).double()
+
+    @torch.no_grad()
+    def model(prefix):
+        return target(torch.tensor([[1, 2, *prefix]])).logits[0, -1].softmax(-1)
+
+    drafter = TreeDrafter(CausalLMDraft(draft, vocabulary=3), growth.kary(2, 1), Drawn.SWOR)
+    found = exact.engine_law(Target(target), drafter, verifiers.rrsw, [1, 2], 3)
+    assert exact.total_variation(found, exact.joint(model, 3)) < 1e-6  # probabilities are float32
+    assert sum(mass for text, mass in found.items() if 2 in text[:2]) > 0.1
 
 
 def test_draft_logits_equal_plain_forwards():
@@ -210,83 +228,6 @@ def test_draft_logits_equal_plain_forwards():
         path = tree.path(path_pick)
         draft.commit(tree, path, 42, {})
         prefix += [*(tree.token_list[node] for node in path), 42]
-
-
-# ---- transformers' own door -------------------------------------------------------------------------------
-
-
-def test_custom_generate_greedy_streams_and_stops():
-    ids = torch.tensor([[7, 8, 9]])
-    text = reference(TARGET, [7, 8, 9], 20)
-
-    class Recorder:
-        def __init__(self):
-            self.seen, self.ended = [], False
-
-        def put(self, value):
-            self.seen += value.flatten().tolist()
-
-        def end(self):
-            self.ended = True
-
-    streamer = Recorder()
-
-    out = TARGET.generate(
-        ids,
-        custom_generate=speculative(NgramDrafter(), verifiers.by_draw, streamer=streamer),
-        do_sample=False,
-        max_new_tokens=20,
-    )
-    assert out[0, 3:].tolist() == text
-    assert streamer.seen == [7, 8, 9, *text]
-    assert streamer.ended
-    eos = text[10]
-    out = TARGET.generate(
-        ids,
-        custom_generate=speculative(NgramDrafter(), verifiers.by_draw),
-        do_sample=False,
-        max_new_tokens=20,
-        eos_token_id=eos,
-    )
-    assert out[0, 3:].tolist() == text[: text.index(eos) + 1]
-    out = TARGET.generate(
-        ids,
-        custom_generate=speculative(NgramDrafter(), verifiers.by_draw),
-        do_sample=False,
-        max_new_tokens=20,
-        return_dict_in_generate=True,
-    )
-    assert out.sequences[0, 3:].tolist() == text
-
-
-def test_custom_generate_samples_with_torchs_seed_and_the_configs_warp():
-    ids = torch.tensor([[7, 8, 9]])
-
-    def run(seed, **options):
-        torch.manual_seed(seed)
-        options = {
-            "do_sample": True,
-            "max_new_tokens": 15,
-            "custom_generate": speculative(NgramDrafter(), verifiers.by_draw),
-            **options,
-        }
-        return TARGET.generate(ids, **options)[0].tolist()
-
-    assert run(1) == run(1) != run(2)
-    assert run(1, top_k=1)[3:] == reference(TARGET, [7, 8, 9], 15)  # top-k 1 leaves only the argmax
-    assert run(1, temperature=1e-4)[3:] == reference(TARGET, [7, 8, 9], 15)
-
-
-def test_custom_generate_refuses_what_it_cannot_do_exactly():
-    one = speculative(NgramDrafter(), verifiers.by_draw)
-    with pytest.raises(ValueError, match="one text at a time, got 2"):
-        TARGET.generate(torch.tensor([[1, 2], [3, 4]]), custom_generate=one, max_new_tokens=5)
-    with pytest.raises(ValueError, match="RepetitionPenalty"):
-        TARGET.generate(torch.tensor([[1, 2]]), custom_generate=one, max_new_tokens=5, repetition_penalty=1.3)
-    with pytest.raises(ValueError, match="padded"):
-        TARGET.generate(
-            torch.tensor([[0, 1, 2]]), attention_mask=torch.tensor([[0, 1, 1]]), custom_generate=one, max_new_tokens=5
-        )
 
 
 # ---- the real model ---------------------------------------------------------------------------------------

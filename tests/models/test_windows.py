@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from tiny import FAMILIES, VOCABULARY, llama
-from transformers import CohereConfig, CohereForCausalLM, GPT2Config, GPT2LMHeadModel
+import transformers
+from tiny import COMMON, FAMILIES, VOCABULARY, llama
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from specnb import decode, growth, masks, verifiers
+from specnb.cache import TreeCache
 from specnb.drafters import CausalLMDraft, TreeDrafter
 from specnb.models import Window
 from specnb.target import Target
@@ -66,9 +68,72 @@ def test_bad_windows_are_refused():
     with pytest.raises(ValueError, match="start >= 0 and recent >= 1 tokens, got 4 and 0"):
         Window(4, 0)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))
-    with pytest.raises(ValueError, match="GPT2LMHeadModel has no rotary embedding"):
+    with pytest.raises(ValueError, match="the keys of GPT2LMHeadModel do not turn as Llama's do: use shift=False"):
         Target(gpt2, window=Window()).prefill([1, 2])
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    cohere = CohereForCausalLM(CohereConfig(vocab_size=20, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes))
-    with pytest.raises(ValueError, match="CohereForCausalLM's rotary embedding interleaves"):
-        Target(cohere, window=Window()).prefill([1, 2])
+
+
+def made(name: str, **changes):
+    """A tiny random model of an architecture of transformers."""
+    torch.manual_seed(0)
+    config = getattr(transformers, name.replace("Gemma3", "Gemma3Text").replace("Llama4", "Llama4Text") + "Config")
+    common = {**COMMON, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+    return getattr(transformers, f"{name}ForCausalLM")(config(**{**common, **changes})).eval()
+
+
+EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2, "n_routed_experts": 4, "moe_intermediate_size": 16}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+DEEPSEEK = {**EXPERTS, **LATENT, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "head_dim": 4}
+FULL = {"layer_types": ["full_attention"] * 3}
+OTHERWISE = {
+    "Cohere": {},
+    "Glm": {},
+    "Helium": {},
+    "Ernie4_5": {},
+    "DeepseekV3": DEEPSEEK,
+    "GptOss": {**EXPERTS, **FULL, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "Gemma3": FULL,
+    "SmolLM3": {"no_rope_layers": [1, 0, 1]},
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_keys_that_turn_otherwise_are_refused_in_one_line(name):
+    """Angles in pairs, latents, other halves, a rotary embedding for each kind of layer, layers without one."""
+    model = made(name, **OTHERWISE[name])
+    with pytest.raises(ValueError, match=f"^the keys of {name}ForCausalLM do not turn as Llama's do: use shift=False$"):
+        Window().evictor(model)
+    Window(shift=False).evictor(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "GPTNeoX", "Phi", "Qwen3"])
+@torch.no_grad()
+def test_keys_that_turn_as_llamas_do_stand_where_they_should(name, dtype):
+    """In every dtype; and looking whether they do changes nothing for a text that is being generated."""
+    model = made(name, **({"num_key_value_heads": 4} if name == "Phi" else {})).to(dtype)
+    text, alone, sink = Target(model), TreeCache(), Target(model, window=Window(1, 3))
+    text.prefill(TEXT[:3])
+    sink.prefill(TEXT[:9])  # its evictor is made here
+    assert sink.evict.evicted == 5
+    model(torch.tensor([TEXT[:1]]), position_ids=torch.tensor([[5]]), past_key_values=alone)
+    tolerance = {"atol": 0.05, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    torch.testing.assert_close(sink.cache.layers[0].keys[..., :1, :], alone.layers[0].keys, **tolerance)
+    fresh = Target(model)
+    fresh.prefill(TEXT[:3])
+    root = TokenTree(TEXT[3:4], [-1])
+    assert torch.equal(text.forward(root).logits, fresh.forward(root).logits)
+
+
+OWN = {
+    "Mistral": {"sliding_window": 16},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    "Gemma3": {"sliding_window": 16},
+    "Llama4": {"attention_chunk_size": 16, "intermediate_size_mlp": 16, "num_local_experts": 2},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("shift", [True, False])
+def test_a_model_with_windows_of_its_own_is_refused(name, shift):
+    with pytest.raises(ValueError, match=f"^{name}ForCausalLM has layers with windows of their own: use window=None$"):
+        Window(shift=shift).evictor(made(name, **OWN[name]))

@@ -16,6 +16,7 @@ from toy import (
     WORLDS,
     altered,
     bias,
+    confined,
     constant,
     table,
     tree_drafter,
@@ -27,7 +28,7 @@ from specnb.exact import accepted_law, expectation, joint, law, total_variation
 from specnb.growth import chain, kary
 from specnb.sampling import RandomCoins, Warp
 from specnb.tree import Draft, Drawn, TokenTree
-from specnb.verifiers import by_draw, greedy, one_hot, rrs, rrsw, sample_and_match, token_level, traversal
+from specnb.verifiers import block, by_draw, greedy, one_hot, rrs, rrsw, sample_and_match, token_level, traversal
 
 # ---- lossless -------------------------------------------------------------------------------------------
 
@@ -110,6 +111,19 @@ def test_lossless_over_a_reduced_vocabulary(world, verifier, drawn):
         draft = drafter.propose(RandomCoins(), 2)
         assert draft.q.shape == (len(draft.tree), 2)
         assert set(draft.tree.token_list[1:]) <= {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "drawn"),
+    [(rrsw, SWOR), (rrs, IID), (token_level, IID), (block, IID), (block, SWOR), (traversal, SWOR), (traversal, IID)],
+)
+def test_lossless_where_the_target_has_nothing_outside_the_reduced_vocabulary(verifier, drawn):
+    """The mass outside is zero, not what rounding leaves of one minus the rest: there would be nothing to draw."""
+    ids = [1, 2, 4]
+    shape = chain(1) if verifier in (block, token_level) else kary(2, 1)
+    for seed in range(4):
+        p, q = confined(exact.random_model(5, seed), ids), exact.random_model(5, 100 + seed)
+        assert bias(tree_drafter(q, shape, drawn, ids), verifier, p, 1) < 1e-12
 
 
 class ByScore:
