@@ -18,7 +18,7 @@ from specnb.training import writing
 
 FOLDER = files.DATA / "corpus"
 GUIDED = FOLDER / "guided"  # questions with given first words
-SHARD = 100_000  # answer tokens in a shard
+SHARD = 50_000  # answer tokens in a shard: what a killed run loses at most
 WINDOW = 8  # words in a row shared with a held-out prompt throw a question away
 
 
