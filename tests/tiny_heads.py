@@ -33,7 +33,7 @@ def trained_logits(head, spec, frozen, model, tokens: list[int], root: int, pois
     poison is added to every target state that does not exist yet when the root's tree is drafted.
     """
     ids = torch.tensor([tokens])
-    states = model(ids, output_hidden_states=True).hidden_states
+    states = model.base_model(ids, output_hidden_states=True).hidden_states
     embedded, depth = frozen.embedding[ids], len(tokens) - root
     state = None if spec.hidden_layer is None else states[spec.hidden_layer].clone()
     if state is not None:

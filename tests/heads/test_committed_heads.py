@@ -43,21 +43,21 @@ def test_cards_say_where_a_head_comes_from(name):
 @pytest.mark.model
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_the_targets_and_drafting_is_as_trained(name, smollm2):
-    """Float32, two prompts: greedy text as generate writes it, every expanded node within 1e-4 of the training pass."""
+    """Float32, the two shortest prompts: greedy text as generate writes it, every expanded node within 1e-4 of the training pass."""
     model, parts = smollm2.target, heads.load(name, smollm2.target)
-    texts = prompts.own().groupby("task").head(1)["text"].iloc[:2]
+    texts = sorted(prompts.own()["text"], key=len)[:2]
     for i, ids in enumerate(map(smollm2.encode, texts)):
         compared = Compared(heads.draft_model(*parts), parts, model)
         shape = growth.chain(4) if i else growth.kary(2, 2)
-        generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=12)
-        plain = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
+        generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=8)
+        plain = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
         ours = list(generation.tokens)
         if ours != plain:
             at = next(k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b)
             with torch.no_grad():
                 best = model(torch.tensor([[*ids, *plain[:at]]])).logits[0, -1].topk(2).values
             assert best[0] - best[1] < NEAR_TIE
-        assert compared.nodes > 10
+        assert compared.nodes > 5
         assert compared.worst < 1e-4
 
 
