@@ -204,5 +204,5 @@ def test_the_readme_leads_to_every_page_and_notebook():
 
 
 def test_every_room_stands_on_the_map():
-    rooms = {path.name for path in (ROOT / "specnb").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    rooms = {path.name for path in (ROOT / "specnb").iterdir() if path.is_dir() and path.name[0] not in "._"}
     assert set(re.findall(r"\(\.\./specnb/(\w+)/__init__\.py\)", TEXTS["package"])) == rooms
