@@ -7,22 +7,26 @@ BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: lab test train-smoke figures screens html fetch lint clean
+.PHONY: lab test train-smoke figures screens html readme fetch lint clean
 .DEFAULT_GOAL := lab
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.lab: pyproject.toml     # what a reader needs; an environment that is there and has pip is kept
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"specnb needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[lab]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.lab       # what tests, site and browser need besides
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]"
 	touch $@
 
-fetch: $(VENV)/.ready           # the embedded model and the prompt sets, into the user cache
+fetch: $(VENV)/.lab             # the embedded model and the prompt sets, into the user cache
 	$(BIN)/python -m specnb.models
 
-lab: fetch                      # JupyterLab on the first notebook
-	$(BIN)/jupyter lab $(LAB) notebooks/00_start_here.ipynb
+lab: fetch                      # JupyterLab on the first notebook; the whole repository is served, so links work
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
@@ -30,16 +34,19 @@ test: lint fetch                # ruff, pytest, and every notebook's saved outpu
 	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal --durations 12 -rs
 	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(NB)
 
-train-smoke: $(VENV)/.ready     # train every kind of head for a few steps on a tiny corpus (part of make test)
+train-smoke: $(VENV)/.dev     # train every kind of head for a few steps on a tiny corpus (part of make test)
 	$(BIN)/python -m pytest tests/training/test_training.py
 
-figures: fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
+figures: $(VENV)/.dev fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
 	$(PARALLEL) $(BIN)/python tools/run_notebooks.py $(NB)
 
-screens: fetch                  # a browser's picture of every widget, into figures/screens
+screens: $(VENV)/.dev fetch                  # a browser's picture of every widget, into figures/screens
 	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/show/test_browser.py -rs -k every_control -n $(JOBS) --dist worksteal
 
-html: $(VENV)/.ready            # README and notebooks as a site to browse: build/html/index.html
+readme: $(VENV)/.lab            # the README's results, from the recorded race
+	$(BIN)/python tools/fill_readme.py
+
+html: $(VENV)/.dev              # README, docs and notebooks as a site to browse: build/html/index.html
 	$(BIN)/python tools/build_site.py build/html
 
 clean:

@@ -1,18 +1,13 @@
 """A real browser on JupyterLab, and a mouse that moves every control of a widget."""
 
 import io
-import os
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
 
+import server
 from PIL import Image
 from playwright.sync_api import ElementHandle, Page
 
@@ -30,42 +25,14 @@ ANSWER = 60_000  # milliseconds for a control
 @contextmanager
 def jupyterlab(folder: Path) -> Iterator[str]:
     """The address of a JupyterLab of its own on folder/notebooks, with no setting of the user's."""
-    own = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"]
-    own += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"]
     for name, values in SETTINGS.items():
         file = folder / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True)
         file.write_text(dumps(values), encoding="utf-8")
     (folder / "notebooks").mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"]
-    command += ["--ServerApp.port=" + address.rpartition(":")[2], "--ServerApp.port_retries=0"]
-    command += [f"--ServerApp.root_dir={folder / 'notebooks'}", "--IdentityProvider.token="]
-    environment = os.environ | {name: str(folder / name) for name in own}
-    with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        while not answers(f"{address}/api/status"):
-            assert server.poll() is None, (folder / "server.log").read_text(encoding="utf-8")
-            time.sleep(0.2)
+    command = [sys.executable, "-m", "jupyterlab", "--expose-app-in-browser"]
+    with server.running([*command, f"--ServerApp.root_dir={folder / 'notebooks'}"], folder) as address:
         yield address
-    finally:
-        server.terminate()
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:  # a loaded machine: the folder is temporary, nothing is lost
-            server.kill()
-            server.wait()
-
-
-def answers(url: str) -> bool:
-    """Whether somebody is at home."""
-    try:
-        return urllib.request.urlopen(url, timeout=10).status == 200
-    except urllib.error.URLError:
-        return False
 
 
 # --- a notebook in the browser

@@ -1,4 +1,4 @@
-"""Build the browsable site: ``python tools/build_site.py build/html``, with Sphinx, from the README and all notebooks.
+"""Build the browsable site: ``python tools/build_site.py build/html``, with Sphinx, from README, docs and notebooks.
 
 Pages show saved outputs, nothing runs. A widget cannot live on a page: its picture of ``make screens`` stands in its
 place. Files that a text links to become pages too.
@@ -17,6 +17,7 @@ from cut_down import WIDGET, picture_name
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 SOLUTIONS = sorted(ROOT.glob("notebooks/solutions/[0-9]*.ipynb"))
+DOCS = sorted(ROOT.glob("docs/*.md"))
 STILL = "*A picture of the widget: run the notebook to drag it.*"
 
 
@@ -36,8 +37,11 @@ def stage(folder: Path) -> None:
             if cell.cell_type == "markdown":
                 cell.source = paged(cell.source, path.parent, folder)
         write(folder / path.relative_to(ROOT), nbformat.writes(notebook))
+    for path in DOCS:
+        write(folder / path.relative_to(ROOT), paged(path.read_text(encoding="utf-8"), path.parent, folder))
     text = paged((ROOT / "README.md").read_text(encoding="utf-8"), ROOT, folder)
-    write(folder / "index.md", text + contents("Notebooks", NOTEBOOKS) + contents("Solutions", SOLUTIONS))
+    sides = {"Notebooks": NOTEBOOKS, "More": DOCS, "Solutions": SOLUTIONS}
+    write(folder / "index.md", text + "".join(contents(title, paths) for title, paths in sides.items()))
 
 
 def contents(title: str, paths: list[Path]) -> str:
@@ -62,8 +66,11 @@ def paged(text: str, here: Path, folder: Path) -> str:
     for link in set(links.local(text)):
         linked = (here / link).resolve()
         place = folder / linked.relative_to(ROOT)
-        if linked.suffix == ".ipynb":
+        if linked.suffix == ".ipynb" or linked in DOCS:
             continue  # a page already
+        if linked == ROOT / "README.md":
+            text = text.replace(f"]({link}", f"]({link.removesuffix('README.md')}index.md")
+            continue
         write(place, linked.read_bytes())
         if linked.suffix != ".png":
             write(place.with_name(f"{place.name}.md"), show(linked))

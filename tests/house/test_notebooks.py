@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build_site
 import links
 import nbformat
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from specnb.models import files
 
 ROOT = files.ROOT
-NOTEBOOKS = sorted(ROOT.glob("notebooks/**/[0-9]*.ipynb"))
+NOTEBOOKS = build_site.NOTEBOOKS + build_site.SOLUTIONS
 
 
 def problems(path: Path) -> list[str]:

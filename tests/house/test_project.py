@@ -19,7 +19,8 @@ ROOT = files.ROOT
 LOOP = ("tree", "masks", "sampling", "cache", "target", "decode", "hf")  # the files at the top of specnb/
 # Each room imports only rooms to its left, and the loop: nothing imports show.
 ROOMS = ("models", "verifiers", "growth", "drafters", "heads", "exact", "training", "lab", "show")
-MODULES = sorted((ROOT / "specnb").rglob("*.py"))
+KEPT = ".ipynb_checkpoints"  # where JupyterLab keeps copies of what was opened in it
+MODULES = sorted(path for path in (ROOT / "specnb").rglob("*.py") if KEPT not in path.parts)
 
 
 # --- one list of dependencies
@@ -214,7 +215,7 @@ def test_a_right_import_is_not(module, source):
 
 def test_the_house_has_these_rooms_and_no_other():
     top = ROOT / "specnb"
-    assert {p.name for p in top.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(ROOMS)
+    assert {p.name for p in top.iterdir() if p.is_dir() and p.name[0] not in "._"} == set(ROOMS)
     assert {p.stem for p in top.glob("*.py")} == {"__init__", *LOOP}
 
 

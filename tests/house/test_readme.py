@@ -1,18 +1,37 @@
-"""The README: its worked examples run and print what it says, its links lead somewhere."""
+"""README and docs: worked examples run and print what is said, results are those recorded, links lead somewhere."""
 
 import re
+import shlex
 import subprocess
 import sys
 
+import fill_readme
 import links
+import pandas as pd
 import pytest
+import torch
 
-from specnb.models import files
+from specnb import lab, models
+from specnb.lab import __main__ as laboratory
+from specnb.models import files, pairs
+from specnb.training import __main__ as training
 
 ROOT = files.ROOT
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLE = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
-EXAMPLES = EXAMPLE.findall(README.partition("## Extend it")[2].partition("\n## ")[0])
+PAGES = {path.stem: path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()}
+README = TEXTS["README"]
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+BLOCKS = {name: BLOCK.findall(text) for name, text in TEXTS.items()}
+EXAMPLES = [
+    pytest.param(code, printed, id=f"{name} {i}")
+    for name, blocks in BLOCKS.items()
+    for i, (code, printed) in enumerate(blocks)
+    if printed
+]
+HUB = "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+# --- examples
 
 
 def run(code: str) -> str:
@@ -20,29 +39,170 @@ def run(code: str) -> str:
     return done.stdout + done.stderr.partition("Traceback")[2]
 
 
-def test_there_are_three_examples_of_extending():
-    assert len(EXAMPLES) == 3
+def test_every_example_says_what_it_prints_or_needs_the_hub():
+    assert {name: len(blocks) for name, blocks in BLOCKS.items() if blocks} == {
+        "README": 2, "extend": 3, "own_model": 2, "training": 1,
+    }  # fmt: skip
+    assert sum("```python" in text for text in TEXTS.values()) == 4
+    silent = [code for blocks in BLOCKS.values() for code, printed in blocks if not printed]
+    assert len(silent) == 2
+    assert all(HUB in code for code in silent)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("code", "printed"), EXAMPLES, ids=["drafter", "growth", "verifier"])
-def test_an_example_prints_what_the_readme_says(code, printed):
+@pytest.mark.parametrize(("code", "printed"), EXAMPLES)
+def test_an_example_prints_what_is_said(code, printed):
     assert run(code) == printed
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["README", "own_model"])
+def test_a_model_of_the_hub_could_be_any_folder(name):
+    """The example with the embedded model's folder in the hub name's place, below the imports of those before it."""
+    codes = [code for code, _ in BLOCKS[name]]
+    (example,) = [code for code in codes if HUB in code]
+    imports = codes[0].partition("\n\n")[0]
+    code = f"{imports}\n{example}".replace(HUB, str(pairs.embedded_copy()))
+    said = run(code.replace("max_new_tokens=64", "max_new_tokens=8"))
+    assert re.search(r" \d+ target calls\n$", said), said
 
 
 def test_another_example_prints_something_else():
     """Negative control: the verifier's example with its threshold moved."""
-    code, printed = EXAMPLES[2]
+    code, printed = BLOCKS["extend"][2]
     assert code.count("enough=0.3") == 1
     assert run(code.replace("enough=0.3", "enough=0.05")) != printed
 
 
-def test_every_link_leads_somewhere():
-    assert len(links.local(README)) > 20
-    assert links.dead(README, ROOT) == []
+# --- commands
+
+COMMANDS = [
+    line for text in TEXTS.values() for line in text.splitlines() if line.startswith("python -m specnb.")
+]  # fmt: skip
+TARGET = re.compile(r"(?:^|`)make ([a-z][\w-]*)", re.MULTILINE)
 
 
-def test_every_room_stands_in_the_readme():
-    section = README.partition("## The package")[2].partition("\n## ")[0]
-    rooms = {path.name for path in (ROOT / "specnb").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert set(re.findall(r"\(specnb/(\w+)/__init__\.py\)", section)) == rooms
+class Parsed(Exception):
+    """A command that was understood."""
+
+
+def understood(line: str, monkeypatch) -> bool:
+    """Whether a command's arguments make sense to the program that it names; nothing is measured or trained."""
+
+    def stop(*args, **kwargs):
+        raise Parsed
+
+    def check(options):
+        if options.what == "race":
+            laboratory.checked_prompts(options)
+        raise Parsed
+
+    for name in ("race", "price", "record", "listing"):
+        monkeypatch.setattr(laboratory, name, check)
+    monkeypatch.setattr(laboratory.packing, "possible", lambda: True)
+    monkeypatch.setattr(models, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(training.models, "load_pair", stop)
+    _, _, module, *arguments = shlex.split(line, comments=True)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    try:
+        {"specnb.lab": laboratory, "specnb.training": training}[module].main()
+    except (Parsed, SystemExit) as end:
+        return isinstance(end, Parsed)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_is_understood(line, monkeypatch):
+    assert understood(line, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python -m specnb.lab race generate 'hass:nosuch 6' --out x",
+        "python -m specnb.lab race generate --prompts nowhere:2 --out x",
+        "python -m specnb.lab record race --tokens 3",
+        "python -m specnb.training train nobody",
+    ],
+)
+def test_a_wrong_command_is_not(line, monkeypatch, capsys):
+    assert len(COMMANDS) >= 12
+    assert not understood(line, monkeypatch)
+    assert "error" in capsys.readouterr().err
+
+
+def test_every_make_target_exists():
+    known = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {target for text in TEXTS.values() for target in TARGET.findall(text)}
+    assert {"lab", "test", "html", "readme"} <= named
+    assert named <= known
+    assert TARGET.findall("make lab  # so\nthey `make nothing` and make sense") == ["lab", "nothing"]
+
+
+# --- how fast
+
+
+def test_the_results_are_those_recorded():
+    assert fill_readme.filled(README) == README
+
+
+def raced(fastest: str, **settings) -> pd.DataFrame:
+    """A race on three prompts in which all but one method are as fast as generate."""
+    names = {fastest, "generate", "prompt lookup", "assistant", *settings.pop("more", ())}
+    rows = [{"method": name, "prompt": f"rag-{i}"} for name in sorted(names) for i in range(3)]
+    table = pd.DataFrame(rows).assign(
+        domain="rag", repetition=0, status="ok", length=8, dtype="float32", tokens=8, steps=4
+    )
+    return table.assign(seconds=table["method"].map(lambda name: 1 if name == fastest else 2), **settings)
+
+
+FACTS = {"device": "cpu, 2 threads", "processor": "a CPU, AVX2", "torch": "2", "date": "today", "early": False}
+
+
+def test_results_follow_the_recording():
+    said = fill_readme.results(raced("n-gram tree", packed=False, whole=False), FACTS)
+    assert said.startswith("The fastest method, n-gram tree, writes **2.00× [2.00, 2.00]** as fast as transformers'")
+    assert "| n-gram tree | the text so far | 2.00 | 2.00× [2.00, 2.00] |" in said.splitlines()
+    assert "(2 threads, a CPU; 95 % interval)" in said.replace("\n", " ")
+    assert not [words for words in ("first edition", "packed", "look-ups") if words in said]
+    plain = raced("vdm:chain 3", packed=True, whole=True, more=["generate as shipped"])
+    said = fill_readme.results(plain, FACTS | {"early": True})
+    assert said.startswith("The fastest method, `vdm:chain 3`, writes **2.00×")
+    assert not [words for words in ("first edition", "packed", "unpacked: 1.00×", "look-ups") if words not in said]
+
+
+def test_a_readme_without_marks_is_refused():
+    with pytest.raises(ValueError, match="one place between"):
+        fill_readme.filled(README.replace("<!-- /results -->", ""))
+
+
+def test_the_fastest_method_is_the_one_to_run():
+    assert lab.speed_ups(fill_readme.recording()[0]).index[0] in BLOCKS["README"][0][0]
+
+
+SPEED = re.compile(r"\d\.\d\d× \[\d\.\d\d,\s\d\.\d\d\]")
+
+
+def test_the_readme_is_short_and_says_first_how_fast():
+    """Words as ``wc -w`` counts them, all but those of HTML comments; a speed-up with its interval in ten lines."""
+    assert len(re.sub(r"<!--.*?-->", "", README, flags=re.DOTALL).split()) <= 900
+    assert SPEED.search("\n".join(README.splitlines()[:10]))
+    assert not SPEED.search("1.81× as fast [1, 2], 1.81x [1.65, 2.03]")
+
+
+# --- links
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_somewhere(name):
+    assert links.dead(TEXTS[name], PAGES[name].parent) == []
+
+
+def test_the_readme_leads_to_every_page_and_notebook():
+    found = set(links.local(README))
+    assert {f"docs/{name}.md" for name in PAGES if name != "README"} <= found
+    assert {f"notebooks/{path.name}" for path in ROOT.glob("notebooks/[0-9]*.ipynb")} <= found
+
+
+def test_every_room_stands_on_the_map():
+    rooms = {path.name for path in (ROOT / "specnb").iterdir() if path.is_dir() and path.name[0] not in "._"}
+    assert set(re.findall(r"\(\.\./specnb/(\w+)/__init__\.py\)", TEXTS["package"])) == rooms

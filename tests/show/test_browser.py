@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import build_site
 import cut_down
 import nbformat
 import pytest
@@ -14,7 +15,7 @@ import browser
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PATHS = sorted(ROOT.glob("notebooks/**/[0-9]*.ipynb"))
+PATHS = build_site.NOTEBOOKS + build_site.SOLUTIONS
 NOTEBOOKS = [path for path in PATHS if cut_down.WIDGET in path.read_text(encoding="utf-8")]
 SCREENS = os.environ.get("SPECNB_SCREENS")  # a folder for pictures of the widgets
 LARGEST = 200_000  # bytes of a picture

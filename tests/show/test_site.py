@@ -1,4 +1,4 @@
-"""The site that ``make html`` builds: a page per notebook, pictures for widgets, no link that leads nowhere."""
+"""The site of ``make html``: a page per notebook and text, pictures for widgets, no link that leads nowhere."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -45,10 +45,17 @@ def site(tmp_path_factory):
     return folder
 
 
-def test_there_is_a_page_for_every_notebook(site):
+def test_there_is_a_page_for_every_notebook_and_text(site):
     assert len(build_site.NOTEBOOKS) == len(build_site.SOLUTIONS) == 7
-    for path in build_site.NOTEBOOKS + build_site.SOLUTIONS:
+    assert len(build_site.DOCS) >= 7
+    for path in build_site.NOTEBOOKS + build_site.SOLUTIONS + build_site.DOCS:
         assert (site / path.relative_to(build_site.ROOT).with_suffix(".html")).exists()
+
+
+def test_pages_lead_to_each_other_and_not_to_their_sources(site):
+    assert "docs/install.html" in Page(site / "index.html").leads
+    assert "../index.html" in Page(site / "docs" / "citing.html").leads
+    assert not list(site.rglob("*.md.html"))
 
 
 def test_no_link_leads_nowhere(site):
