@@ -41,9 +41,9 @@ def run(code: str) -> str:
 
 def test_every_example_says_what_it_prints_or_needs_the_hub():
     assert {name: len(blocks) for name, blocks in BLOCKS.items() if blocks} == {
-        "README": 2, "extend": 3, "own_model": 2, "training": 1,
+        "README": 2, "architectures": 1, "extend": 3, "own_model": 2, "training": 1,
     }  # fmt: skip
-    assert sum("```python" in text for text in TEXTS.values()) == 4
+    assert sum("```python" in text for text in TEXTS.values()) == 5
     silent = [code for blocks in BLOCKS.values() for code, printed in blocks if not printed]
     assert len(silent) == 2
     assert all(HUB in code for code in silent)
