@@ -1,7 +1,8 @@
 """Target: the model whose law must not change. One forward pass scores a whole tree."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import index
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class Target:
     """
 
     def __init__(self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window=None, graphs=None):
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(f"Target takes a model of transformers (pair.target), got a {type(model).__name__}")
         self.model, self.window, self.graphs = model.eval(), window, graphs
         self.hidden_layers = tuple(hidden_layers)
         self.cache, self.evict = TreeCache(), None
@@ -121,6 +124,14 @@ class Target:
         )
         hidden = {layer: out.hidden_states[layer][0] for layer in self.hidden_layers}
         return Scores(logits=out.logits[0], hidden=hidden)
+
+
+def token_ids(tokens: Iterable[int]) -> list[int]:
+    """Token ids as a list; ValueError unless they are whole numbers (text, floats and batches are not)."""
+    try:
+        return [index(token) for token in tokens]
+    except TypeError as error:
+        raise ValueError(f"ids must be a list of ints, got {str(tokens)!r:.40}: use pair.encode(text)") from error
 
 
 def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:
