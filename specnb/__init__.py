@@ -6,4 +6,23 @@ The loop is the seven files beside this one; the rooms around it say in their __
 Throughout, p is the target's distribution and q the draft's.
 """
 
+import sys
+from importlib import import_module
+
 __version__ = "0.1.0"
+
+
+def late(room: str, **names: str):
+    """A room's __getattr__ and __dir__: the names each of its files gives it; a file is imported when first asked for.
+
+    So that a command line can be read, and its mistakes be told, before torch and transformers are there.
+    """
+    homes = {name: file for file, listed in names.items() for name in (file, *listed.split())}
+
+    def found(name: str):
+        if name not in homes:
+            raise AttributeError(f"module {room!r} has no attribute {name!r}")
+        module = import_module(f"{room}.{homes[name]}")
+        return module if name == homes[name] else getattr(module, name)
+
+    return found, lambda: sorted({*vars(sys.modules[room]), *homes})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specnb.sampling import Coins, RandomCoins, Warp
-from specnb.target import Target
+from specnb.target import Target, token_ids
 from specnb.tree import Draft, TokenTree, Verdict
 
 Stop = Callable[[Sequence[int]], str | None]  # generated tokens so far → why to stop, or None
@@ -96,21 +96,21 @@ def steps(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-    eos: Collection[int] | None = None,
+    eos: int | Collection[int] | None = None,
     stop: Stop | None = None,
     coins: Callable[[int, int], Coins] = RandomCoins,
 ) -> Iterator[Step]:
     """Speculative decoding, one Step at a time.
 
-    eos: token ids that end the text, None for those of the model's generation config, () for none.
+    eos: token ids (or one) that end the text, None for those of the model's generation config, () for none.
     stop: called with the generated tokens after each new token; a string ends the generation after that token.
     Coins for drafting and for verifying come from independent streams of the seed: coins(seed, 0), coins(seed, 1).
-    Raises ValueError before any work on an empty prompt, or one that with max_new_tokens exceeds the context, and later
-    on a draft that does not hang off the last committed token; RuntimeError if target or drafter begins another
-    generation before this one is over: each serves one at a time.
+    Raises ValueError before any work on a prompt that is no list of token ids, is empty, or with max_new_tokens exceeds
+    the context, and later on a draft that does not hang off the last committed token; RuntimeError if target or drafter
+    begins another generation before this one is over: each serves one at a time.
     """
     prompt, warp = _checked(target, drafter, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
-    eos = eos_ids(target.model) if eos is None else frozenset(eos)
+    eos = eos_ids(target.model) if eos is None else frozenset(token_ids([eos] if isinstance(eos, int) else eos))
     draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
     clock, new, finish, mine = Clock(), [], None, object()
     SERVING.update({id(target): mine, id(drafter): mine})
@@ -192,11 +192,13 @@ def eos_ids(model) -> frozenset[int]:
 
 def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
     """The prompt's token ids; ValueError if nothing can be generated behind it."""
-    prompt = [int(token) for token in prompt]
+    if not hasattr(target, "prefill"):
+        raise ValueError(f"decode needs a Target, got a {type(target).__name__}: give Target(pair.target)")
+    prompt = token_ids(prompt)
     if not prompt:
         raise ValueError("the prompt is empty: at least one token is needed to hang a tree on")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if max_new_tokens < 1 or max_new_tokens % 1:
+        raise ValueError(f"max_new_tokens must be a whole number, at least 1, got {max_new_tokens}")
     if len(prompt) + max_new_tokens + drafter.reach > target.context:
         ahead = f", of which drafts take {drafter.reach}" if drafter.reach else ""
         raise ValueError(

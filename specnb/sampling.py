@@ -16,7 +16,7 @@ class Warp:
     """Temperature, then top-k, then top-p, as in transformers; the same for p and for q.
 
     temperature 0 is the one-hot limit: all mass on the largest logit (the first one, if tied).
-    top_k 0 and top_p 1 are off. Raises ValueError outside temperature >= 0, top_k >= 0, 0 < top_p <= 1.
+    top_k 0 and top_p 1 are off. Raises ValueError outside 0 <= temperature < inf, top_k >= 0, 0 < top_p <= 1.
     """
 
     temperature: float = 1.0
@@ -24,8 +24,8 @@ class Warp:
     top_p: float = 1.0
 
     def __post_init__(self):
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be at least 0 (0 is greedy), got {self.temperature}")
+        if not 0 <= self.temperature < torch.inf:
+            raise ValueError(f"temperature must be at least 0 (0 is greedy) and finite, got {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (0 is off), got {self.top_k}")
         if not 0 < self.top_p <= 1:

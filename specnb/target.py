@@ -1,9 +1,10 @@
 """Target: the model whose law must not change. One forward pass scores a whole tree."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 
 import torch
 from torch import Tensor
@@ -89,6 +90,8 @@ class Target:
     """
 
     def __init__(self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window=None, graphs=None):
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(f"Target takes a model of transformers (pair.target), got a {type(model).__name__}")
         if why := refusal(model):
             raise ValueError(f"no trees with a {model.config.model_type} model ({type(model).__name__}): {why}")
         self.model, self.window, self.graphs = model, window, graphs
@@ -199,6 +202,14 @@ class Target:
             out = self.model(**inputs, **kwargs)
         hidden = {layer: out.hidden_states[layer][0] for layer in self.hidden_layers}
         return Scores(logits=out.logits[0], hidden=hidden)
+
+
+def token_ids(tokens: Iterable[int]) -> list[int]:
+    """Token ids as a list; ValueError unless they are whole numbers (text, floats and batches are not)."""
+    try:
+        return [index(token) for token in tokens]
+    except TypeError as error:
+        raise ValueError(f"ids must be a list of ints, got {str(tokens)!r:.40}: use pair.encode(text)") from error
 
 
 def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:

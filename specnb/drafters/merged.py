@@ -20,9 +20,7 @@ class MergedDrafter:
 
     def __init__(self, drafter: TreeDrafter, other: NgramDrafter | RetrievalDrafter | None = None):
         if drafter.drawn is not Drawn.POINT:
-            raise ValueError(
-                f"what is looked up has no q: the draft model's tree must be POINT, got {drafter.drawn.name}"
-            )
+            raise ValueError(f"what is looked up has no q: the draft's tree must be POINT, got {drafter.drawn.name}")
         self.drafter, self.other = drafter, other or NgramDrafter()
         self.hidden_layers = drafter.hidden_layers
 

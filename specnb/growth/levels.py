@@ -207,10 +207,8 @@ class Pct:
         deepest, room = tree.depth_list[-1], self.budget - (len(tree) - 1)
         if deepest >= self.depth:
             return []
-        chances, above = scores.tolist(), tree.parent_list
-        worth = [
-            n for n in last_level(tree) if chances[n] / (chances[above[n]] if self.alone and n else 1) >= self.cost
-        ]
+        chance, above = scores.tolist(), tree.parent_list
+        worth = [n for n in last_level(tree) if chance[n] / (chance[above[n]] if self.alone and n else 1) >= self.cost]
         return [(node, self.k) for node in best(worth, scores, room // self.k)]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:

@@ -160,9 +160,7 @@ class MedusaDraft(HeadDraft):
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         depth = tree.depth[list(frontier)]
         if int(depth.max()) >= self.max_depth:
-            raise ValueError(
-                f"{self.max_depth} Medusa heads draft to depth {self.max_depth}, asked for {int(depth.max()) + 1}"
-            )
+            raise ValueError(f"{self.max_depth} Medusa heads draft as many tokens deep, not {int(depth.max()) + 1}")
         return (self.head(self.before)[0] @ self.frozen.rows.T)[depth.to(self.before.device)]
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:

@@ -63,9 +63,7 @@ def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Fro
     weights, card = _files(FOLDER / name if isinstance(name, str) else Path(name))
     facts, data = json.loads(card.read_text(encoding="utf-8")), weights.read_bytes()
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-        raise ValueError(
-            f"{weights} is truncated or damaged (its SHA-256 is not the card's): restore or train it again"
-        )
+        raise ValueError(f"{weights} is truncated or damaged (SHA-256 is not the card's): restore or train it again")
     if facts["target"] != fingerprint(model):
         raise ValueError(
             f"{weights.name} was trained for a target with fingerprint {facts['target']}, "

@@ -210,9 +210,7 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
     for name in ("norm", "final_layer_norm", "ln_f"):
         if hasattr(model.base_model, name):
             return getattr(model.base_model, name)
-    raise ValueError(
-        f"{type(model.base_model).__name__} has no final norm known by name (norm, final_layer_norm, ln_f)"
-    )
+    raise ValueError(f"{type(model.base_model).__name__} has no final norm by the name norm, final_layer_norm or ln_f")
 
 
 def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False) -> LlamaForCausalLM:

@@ -2,10 +2,14 @@
 
 ``methods`` has the grammar of names; ``run`` times a method on a prompt or compares its text; ``stats`` pairs and
 gives intervals; ``prices`` and ``replay`` forecast from counts; ``coinless`` compares verifiers; ``metrics`` measures
-acceptance; ``sweep`` records blocks; ``experiments`` is the table of all recordings. Command: ``python -m specnb.lab``.
+acceptance; ``sweep`` records blocks; ``experiments`` is the table of all recordings; ``commands`` are
+those of ``python -m specnb.lab``.
 """
 
-from specnb.lab import coinless, methods, metrics, prices, replay, stats, sweep
-from specnb.lab.experiments import EXPERIMENTS, first_edition, listing, record, recorded, stale
-from specnb.lab.run import greedy_text, loaded, race, texts, timed
-from specnb.lab.stats import difference, interval, ratio, speed_ups
+from specnb import late
+
+__getattr__, __dir__ = late(
+    __name__, coinless="", methods="", metrics="", prices="", replay="", sweep="",
+    experiments="EXPERIMENTS first_edition listing record recorded stale", run="greedy_text loaded race texts timed",
+    stats="difference interval ratio speed_ups",
+)  # fmt: skip

@@ -40,9 +40,8 @@ def compare(
     the end of the text would cut are left out.
     """
     if temperature <= 0 or max_new_tokens <= ROOM:
-        raise ValueError(
-            f"temperature must be above 0 and max_new_tokens above {ROOM}, got {temperature}, {max_new_tokens}"
-        )
+        got = temperature, max_new_tokens
+        raise ValueError(f"temperature must be above 0 and max_new_tokens above {ROOM}, got {got}")
     rows = []
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     for step in steps(target, drafter, verifiers.rrsw, prompt, **options):

@@ -105,10 +105,8 @@ def record(
     wanted = EXPERIMENTS[check(name)]
     wanted = replace(wanted, prompts=tuple(only)) if only else wanted
     options = {"command": shlex.join(["python", "-m", "specnb.lab", "record", name]), "heads": wanted.heads()}
-    measure = CELLS[wanted.cell][0]
-    return sweep.run(
-        wanted.cell, measure, wanted.blocks(), folder / f"{name}.jsonl", executor=executor, retry=retry, **options
-    )
+    measure, file = CELLS[wanted.cell][0], folder / f"{name}.jsonl"
+    return sweep.run(wanted.cell, measure, wanted.blocks(), file, executor=executor, retry=retry, **options)
 
 
 def recorded(name: str, folder: Path = RESULTS) -> pd.DataFrame:

@@ -151,9 +151,7 @@ def rule(name: str) -> growth.Growth:
         return GROWTH[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
     except (ValueError, TypeError) as error:
         settings = ", ".join(signature(GROWTH[kind]).parameters)
-        raise ValueError(
-            f"{name!r}: {kind} takes numbers with commas between, in the order of {settings}: {error}"
-        ) from error
+        raise ValueError(f"{name!r}: {kind} takes numbers with commas between: {settings} ({error})") from error
 
 
 def drafter(name: str, draft_model: DraftModel, *, drawn: Drawn = Drawn.POINT) -> TreeDrafter | AdaptiveDrafter:
@@ -186,9 +184,8 @@ def named(name: str, pair: models.Pair | None) -> Drafter:
         try:
             settings[setting] = _read(text, like)
         except (ValueError, KeyError) as error:
-            raise ValueError(
-                f"{name!r}: {word!r} should be {setting}={'own' if like is None else like!r} or so"
-            ) from error
+            like = "own" if like is None else like
+            raise ValueError(f"{name!r}: {word!r} should be {setting}={like!r} or so") from error
     return DRAFTERS[kind](**settings)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from specnb import models
 from specnb.drafters import DraftModel, TreeDrafter
@@ -94,7 +93,7 @@ def record(
     drafter = TreeDrafter(draft_model, largest)
     drafter.begin(list(prompt), None, {layer: rows[:before] for layer, rows in hidden.items()})
     trees, scores = [], []
-    for i, token in enumerate(tqdm(text, desc="recording", unit="token", disable=files.QUIET)):
+    for i, token in enumerate(text):
         if isinstance(largest, Together):
             drafter.growth = replace(largest, left=len(text) - i - 1)
         draft = drafter.propose(RandomCoins(), len(text))

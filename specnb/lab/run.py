@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy, deepcopy
 from functools import cache, partial, wraps
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import psutil
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from specnb import heads, models, verifiers
 from specnb.decode import decode, now, steps
@@ -26,7 +27,7 @@ from specnb.exact.gallery import Unpositioned
 from specnb.lab import methods
 from specnb.models import Graphs, files, prompts
 from specnb.models.graphs import SIZES
-from specnb.target import Target
+from specnb.target import Target, token_ids
 
 PHASES = ("draft", "target", "verify", "commit")
 ROW = (
@@ -52,8 +53,14 @@ def _loaded(pair: str, dtype: str, packed: bool) -> models.Pair:
 
 @cache
 def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
-    """What transformers' assisted generation drafts with: the pair's draft model or, without one, the trained vdm."""
+    """What transformers' assisted generation drafts with: the pair's draft model or, without one, the trained vdm.
+
+    In a copy with as many rows as the target's vocabulary if it has others (Qwen2.5's): transformers asks for that.
+    """
     found = pair.draft or heads.as_causal_lm(*heads.load(heads.FOLDER / "vdm", pair.target))
+    if Target(found).vocabulary != (size := Target(pair.target).vocabulary):
+        found = deepcopy(found)
+        found.resize_token_embeddings(size)
     return models.pack(found) if packed and not pair.draft else found
 
 
@@ -72,12 +79,16 @@ def text(tokens: Sequence[int]) -> str:
 
 @torch.no_grad()
 def generate(pair: models.Pair, ids: Sequence[int], length: int, *, whole: bool = False, **options) -> list[int]:
-    """New tokens of transformers' generate, greedy unless options say more; whole: end tokens are text."""
-    prompt = torch.tensor([list(ids)], device=pair.target.device)
-    settings = {"do_sample": False, "max_new_tokens": length, **options}
-    if whole:
-        settings["eos_token_id"] = len(pair.tokenizer)  # an id that never comes
-    return pair.target.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[0, len(ids) :].tolist()
+    """New tokens of transformers' generate, greedy unless options say more; whole: end tokens are text.
+
+    Of the model's own generation config only the end of text counts: no penalty or filter that our loop does not have.
+    """
+    model, own = copy(pair.target), pair.target.generation_config  # the same weights; some configs carry penalties
+    end = len(pair.tokenizer) if whole else own.eos_token_id  # an id that never comes
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=own.pad_token_id)
+    prompt = torch.tensor([token_ids(ids)], device=model.device)
+    settings = {"do_sample": False, "max_new_tokens": length, "attention_mask": torch.ones_like(prompt), **options}
+    return model.generate(prompt, **settings)[0, prompt.shape[1] :].tolist()
 
 
 # ---- timing ---------------------------------------------------------------------------------------------------
@@ -267,17 +278,15 @@ def texts_block(
     ]
 
 
-def greedy_text(
-    name: str, pair: models.Pair, ids: Sequence[int], length: int, positions: bool = True
-) -> tuple[int, ...]:
-    """What a method of ours writes greedily; end tokens are text. positions: whether the target is told them."""
+def greedy_text(name: str, pair: models.Pair, ids: Sequence[int], length: int, told: bool = True) -> tuple[int, ...]:
+    """What a method of ours writes greedily; end tokens are text. told: whether the target is told position ids."""
     made = methods.method(name)
     if made.options is not None:
         return tuple(generate(pair, ids, length, whole=True, **made.options))
     with ALONE:
         drafter = methods.build(made, pair, draft_model(made.head, pair) if made.head else None)
         recorded = graphs(pair, len(ids) + length) if made.graphs else None
-        target = (Target if positions else Unpositioned)(pair.target, window=made.window, graphs=recorded)
+        target = (Target if told else Unpositioned)(pair.target, window=made.window, graphs=recorded)
         return decode(target, drafter, verifiers.greedy, ids, max_new_tokens=length, eos=(), trace="none").tokens
 
 

@@ -144,10 +144,7 @@ def _latest(file: Path) -> dict[str, dict]:
 def _mend(file: Path) -> None:
     """Cut off a torn last line, which a kill has left."""
     if file.exists():
-        data = file.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.truncate(file, whole)
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
 
 def _append(file: Path, line: dict) -> None:

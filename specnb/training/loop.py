@@ -158,9 +158,7 @@ def train(
     training, validation = split(range(len(features)) if trees is None else trees.dialogues.tolist())
     if not training or not validation:
         raise ValueError(f"{len(training)} dialogues to train on and {len(validation)} to validate are too few")
-    plan = [
-        (epoch, batch) for epoch in range(schedule.epochs) for batch in batches(features, training, schedule, epoch)
-    ]
+    plan = [(epoch, rows) for epoch in range(schedule.epochs) for rows in batches(features, training, schedule, epoch)]
     steps, per_epoch = len(plan), len(plan) // schedule.epochs
     optimizer = torch.optim.AdamW(
         head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay, fused=True

@@ -21,9 +21,7 @@ def check(draft: Draft, p: Tensor) -> None:
         bad = max(draft.tree.token_list)
         raise ValueError(f"the draft holds token id {bad}, the target's vocabulary ends at {p.shape[1] - 1}")
     if draft.ids is not None and int(draft.ids[-1]) >= p.shape[1]:
-        raise ValueError(
-            f"the draft's ids reach {int(draft.ids[-1])}, the target's vocabulary ends at {p.shape[1] - 1}"
-        )
+        raise ValueError(f"the draft's ids reach {draft.ids[-1]}, the target's vocabulary ends at {p.shape[1] - 1}")
     if draft.q is not None and draft.ids is None and draft.q.shape[1] != p.shape[1]:
         raise ValueError(
             f"q is over {draft.q.shape[1]} tokens and p over {p.shape[1]}: "
@@ -43,9 +41,8 @@ def need(draft: Draft, drawn: Drawn, name: str, other: str) -> None:
     if draft.drawn is Drawn.POINT:
         raise ValueError(f"{name} needs a sampled draft and its q; this one is POINT (not drawn): use one_hot")
     if draft.drawn is not drawn and not is_chain(draft):
-        raise ValueError(
-            f"{name} is lossless for siblings drawn {drawn.name} only, these were drawn {draft.drawn.name}: use {other}"
-        )
+        drawn, got = drawn.name, draft.drawn.name
+        raise ValueError(f"{name} is lossless for siblings drawn {drawn} only, these were drawn {got}: use {other}")
 
 
 def toss(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bool:
@@ -56,9 +53,15 @@ def toss(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bo
 
 
 def probabilities(draft: Draft, p: Tensor) -> list[float]:
-    """What the target gives every node's token behind its parent, up to the last node that stands for election."""
+    """What the target gives every node's token behind its parent, up to the last node that stands for election.
+
+    ValueError where that is no probability, such as NaN: comparisons would take it for a one.
+    """
     parents, tokens = draft.tree.parents[: draft.candidate_rows].clamp_min(0), draft.tree.tokens[: draft.candidate_rows]
-    return p[parents, tokens].double().tolist()
+    found = p[parents, tokens].double().tolist()
+    if odd := [chance for chance in found if not 0 <= chance < 1.001]:
+        raise ValueError(f"p holds {odd[0]}, which is no probability: are there NaN in the target's logits?")
+    return found
 
 
 def over_columns(draft: Draft, law: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ def over_columns(draft: Draft, law: Tensor) -> Tensor:
     return columns
 
 
-def q_over_columns(draft: Draft, node: int) -> Tensor:
+def drawn_from(draft: Draft, node: int) -> Tensor:
     """The law a node's children were drawn from, likewise: (V_d + 1,) float64, nothing in the last column."""
     q = draft.q[node].double()
     return q if draft.ids is None else torch.cat([q, q.new_zeros(1)])

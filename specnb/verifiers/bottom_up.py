@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins
 from specnb.tree import Draft, Drawn, Verdict
-from specnb.verifiers.base import check, choose, is_chain, over_columns, probabilities, q_over_columns, toss
+from specnb.verifiers.base import check, choose, drawn_from, is_chain, over_columns, probabilities, toss
 
 
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -144,7 +144,7 @@ def odds(mass: float, survival: float) -> float:
 def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
     """The law a child of node was drawn from, over the columns of a law like this one; one-hot for a POINT draft."""
     if draft.drawn is not Drawn.POINT:
-        return q_over_columns(draft, node)
+        return drawn_from(draft, node)
     return torch.zeros_like(like).index_fill_(0, draft.columns[child], 1.0)
 
 

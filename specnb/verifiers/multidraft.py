@@ -109,6 +109,4 @@ def transport_bound(p: Tensor, sets: dict[frozenset[int], float]) -> float:
     return 1 + min(float(p[list(h)].sum()) - sum(mass for drafts, mass in sets.items() if drafts <= h) for h in subsets)
 
 
-RULES: dict[str, Callable[[Tensor, Tensor, Coins], Elected]] = {
-    f.__name__: f for f in (k_seq, spec_hub, greedy_multi_draft)
-}
+RULES: dict[str, Callable[..., Elected]] = {f.__name__: f for f in (k_seq, spec_hub, greedy_multi_draft)}

@@ -12,17 +12,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins, likeliest, residual
 from specnb.tree import Draft, Drawn, Trial, Verdict
-from specnb.verifiers.base import (
-    check,
-    choose,
-    is_chain,
-    need,
-    over_columns,
-    probabilities,
-    q_over_columns,
-    toss,
-    without,
-)
+from specnb.verifiers.base import check, choose, drawn_from, is_chain, need, over_columns, probabilities, toss, without
 
 Judge = Callable[[int, list[Trial]], tuple[int | None, int | None]]
 
@@ -36,7 +26,7 @@ def greedy(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
     def match(node: int, trials: list[Trial]) -> tuple[int | None, int]:
         best = int(likeliest(p[node]))
-        if p[node, best] < 1 - 1e-6:
+        if not p[node, best] >= 1 - 1e-6:
             raise ValueError(
                 f"greedy verification needs one-hot p (temperature 0), got a largest probability of "
                 f"{p[node, best]:.3f}: use one_hot, rrs, rrsw or sample_and_match"
@@ -130,7 +120,7 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
             if toss(child, min(1.0, px / qx) if qx > 0 else 0.0, coins, trials):
                 return child, None
             if law is None:
-                law, q = over_columns(draft, p[node]), q_over_columns(draft, node)
+                law, q = over_columns(draft, p[node]), drawn_from(draft, node)
             law = residual(law, q)
             if remove:
                 q = without(q, x)

@@ -43,7 +43,7 @@ def test_cards_say_where_a_head_comes_from(name):
 @pytest.mark.model
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_the_targets_and_drafting_is_as_trained(name, smollm2):
-    """Float32, the two shortest prompts: greedy text as generate writes it, every expanded node within 1e-4 of the training pass."""
+    """Float32, two short prompts: greedy text as generate writes it, expanded nodes within 1e-4 of training's."""
     model, parts = smollm2.target, heads.load(name, smollm2.target)
     texts = sorted(prompts.own()["text"], key=len)[:2]
     for i, ids in enumerate(map(smollm2.encode, texts)):

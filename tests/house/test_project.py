@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import subprocess
+import sys
 import tokenize
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from specnb import lab, models
 from specnb.models import files
 
 ROOT = files.ROOT
@@ -227,6 +229,30 @@ def test_a_room_says_what_it_holds(room):
     assert 2 <= len(said.splitlines()) <= 8
     names = {p.stem for p in folder.glob("*.py")} - {"__init__", "__main__"}
     assert {name for name in names if name not in said} == set()
+
+
+# --- command lines
+
+
+@pytest.mark.parametrize("room", ["lab", "models", "training"])
+@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["--hlep"], 2)])
+def test_a_command_line_is_read_before_torch_is_loaded(room, words, status):
+    script = (
+        f"import runpy, sys\nsys.argv = ['{room}', *{words}]\ntry:\n    runpy.run_module('specnb.{room}', "
+        f"run_name='__main__', alter_sys=True)\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == f"{status} False"
+    assert "usage: python -m specnb." + room in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("room", [lab, models], ids=lambda room: room.__name__)
+def test_every_name_of_a_room_whose_files_come_late_is_there(room):
+    names = [name for name in dir(room) if not name.startswith("_")]
+    assert len(names) > 10
+    assert all(getattr(room, name) is not None for name in names)
+    with pytest.raises(AttributeError, match=f"module '{room.__name__}' has no attribute 'nothing'"):
+        room.nothing  # noqa: B018
 
 
 # --- a small house

@@ -13,6 +13,7 @@ import torch
 
 from specnb import lab, models
 from specnb.lab import __main__ as laboratory
+from specnb.lab import commands
 from specnb.models import files, pairs
 from specnb.training import __main__ as training
 
@@ -94,14 +95,14 @@ def understood(line: str, monkeypatch) -> bool:
 
     def check(options):
         if options.what == "race":
-            laboratory.checked_prompts(options)
+            commands.checked_prompts(options)
         raise Parsed
 
     for name in ("race", "price", "record", "listing"):
-        monkeypatch.setattr(laboratory, name, check)
-    monkeypatch.setattr(laboratory.packing, "possible", lambda: True)
-    monkeypatch.setattr(models, "device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(training.models, "load_pair", stop)
+        monkeypatch.setattr(commands, name, check)
+    monkeypatch.setattr(models.packing, "possible", lambda: True)
+    monkeypatch.setattr(models.pairs, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(models.pairs, "load_pair", stop)
     _, _, module, *arguments = shlex.split(line, comments=True)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     try:

@@ -33,7 +33,7 @@ def test_a_method_is_what_its_name_says():
         ("ptd width=3", "'width=3' is no setting of ptd"),
         ("medusae:chain 3", "there is no trained head 'medusae': known are pair, eagle, edd"),
         ("edd:blossom 3", "unknown growth rule 'blossom 3'"),
-        ("vdm:pct 3", "'pct 3': pct takes numbers with commas between, in the order of cost, k, dep"),
+        ("vdm:pct 3", "'pct 3': pct takes numbers with commas between: cost, k, dep"),
         ("edd:chain 3 swor nobody", "unknown verifier 'nobody': known are greedy"),
         ("edd:pct 0.06 swor", "Pct drops nodes by their value"),
         ("edd:chain 3 swor + ngram", "must be POINT, got SWOR"),

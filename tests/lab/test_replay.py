@@ -14,7 +14,7 @@ from specnb import exact, growth, heads, verifiers
 from specnb.decode import PlainDrafter, decode
 from specnb.drafters import AdaptiveDrafter, CausalLMDraft, TreeDrafter
 from specnb.lab import replay
-from specnb.models import prompts
+from specnb.models import files, prompts
 from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
 from specnb.tree import Drawn, TokenTree
@@ -106,6 +106,13 @@ def test_recording_with_a_rule_that_drops_nodes_is_refused(model):
 
     with pytest.raises(ValueError, match="Dropping drops nodes"):
         replay.record(Target(model), CausalLMDraft(model), Dropping(((0,),)), [1], [2])
+
+
+def test_recording_prints_no_bar(model, monkeypatch, capsys):
+    """Blocks are recorded on workers, too, where every prompt's bar would fill the log."""
+    monkeypatch.setattr(files, "QUIET", False)
+    replay.record(Target(model), CausalLMDraft(model), LARGEST, [1, 2], [3, 4])
+    assert capsys.readouterr() == ("", "")
 
 
 def test_tau_counts_the_bonus():

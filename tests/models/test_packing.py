@@ -1,5 +1,7 @@
 """Packed weights: the same bits, in the model and in a head; refused where they cannot be."""
 
+import platform
+
 import pytest
 import torch
 from tiny import llama
@@ -64,6 +66,27 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
     monkeypatch.setattr(packing, "possible", lambda: False)
     with pytest.raises(ValueError, match="no bfloat16 matrix kernels"):
         packing.pack(llama(0).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("machine", "onednn", "bf16", "instructions", "expected"),
+    [
+        ("x86_64", True, False, False, False),  # AVX2 alone
+        ("x86_64", True, True, False, False),  # AVX512 without instructions for bfloat16: oneDNN emulates them
+        ("x86_64", True, True, True, True),
+        ("AMD64", True, True, False, False),  # the same on Windows
+        ("AMD64", True, True, True, True),
+        ("aarch64", True, True, False, True),  # ARM servers: oneDNN looks for the instructions itself
+        ("aarch64", True, False, False, False),
+        ("arm64", False, True, False, False),  # macOS: torch without oneDNN
+    ],
+)
+def test_kernels_are_there_only_with_their_instructions(machine, onednn, bf16, instructions, expected, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert packing.possible() is expected
 
 
 @pytest.mark.parametrize(("kernels", "word"), [(True, "with bfloat16"), (False, "without bfloat16")])

@@ -1,6 +1,8 @@
 """Loading pairs: folders, dtypes, shared tokenizers; text to ids and back."""
 
 import ast
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from specnb import models
-from specnb.models import pairs
+from specnb import masks, models
+from specnb.models import packing, pairs
 
 TEMPLATE = (
     "{% for turn in messages %}<user>{{ turn['content'] }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
@@ -113,9 +115,97 @@ def test_a_draft_beside_the_target(tiny, tmp_path):
     assert not torch.equal(pair.draft.lm_head.weight, pair.target.lm_head.weight)
 
 
-def test_a_name_out_of_reach_is_an_error_of_transformers():
-    with pytest.raises(OSError, match="huggingface"):
-        models.load_pair("no-such-owner/no-such-model", dtype="float32", device="cpu")
+def one_line(error: pytest.ExceptionInfo) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "./folder", "../folder", "/folder", "~/folder", "a/b/c", "magic"])
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_folder_that_does_not_exist_is_refused_before_the_hub_is_asked(tiny, name, role):
+    names = {"name": name} if role == "target" else {"name": tiny, "draft": name}
+    with pytest.raises(ValueError, match=re.escape(f"unknown pair {name!r}: known are smollm2-135m, ")):
+        models.load_pair(**names, dtype="float32")
+
+
+def test_a_model_that_is_fetched_is_announced_and_an_unreachable_hub_is_asked_once(monkeypatch, capsys):
+    asked = []
+
+    def unreachable(url, timeout):
+        asked.append((url.rsplit("/", 1)[1], timeout))
+        raise TimeoutError("no route\nto host")
+
+    monkeypatch.setattr(pairs, "get_hf_file_metadata", unreachable)
+    with pytest.raises(
+        OSError, match="some/model is no folder here and the Hugging Face hub does not give it"
+    ) as error:
+        models.load_pair("some/model", dtype="float32", device="cpu")
+    assert (
+        "(TimeoutError): check the name, your access to it and the network, or load a local folder or smollm2-135m"
+        in (one_line(error))
+    )
+    assert asked == [("config.json", 10)]
+    assert capsys.readouterr().out == "fetching some/model from the Hugging Face hub …\n"
+
+
+def test_a_model_in_the_hubs_cache_is_not_fetched(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(pairs, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    monkeypatch.setattr(pairs, "get_hf_file_metadata", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(OSError, match="some/model has no tokenizer to read"):  # transformers finds the cache empty
+        models.load_pair("some/model", dtype="float32", device="cpu")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("file", "part"), [("tokenizer*", "tokenizer"), ("*.safetensors", "model")])
+def test_a_folder_with_a_part_missing_names_the_part(tmp_path, file, part):
+    path = Path(folder(tmp_path))
+    for found in path.glob(file):
+        found.unlink()
+    with pytest.raises(OSError, match=f"has no {part} to read: save one there with save_pretrained") as error:
+        models.load_pair(str(path), dtype="float32", device="cpu")
+    assert one_line(error).startswith(str(path))
+
+
+# --- the dtype that a machine is fastest in
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "chosen", "packed"),
+    [
+        ("cpu", True, "bfloat16", True),
+        ("cpu", False, "float32", False),
+        ("auto", True, "bfloat16", True),
+        ("cuda", True, "bfloat16", False),
+        ("cuda:1", False, "float32", False),  # a GPU that only emulates bfloat16
+        ("mps", True, "float32", False),
+    ],
+)
+def test_the_fastest_dtype_that_is_exact_enough(device, kernels, chosen, packed, monkeypatch):
+    monkeypatch.setattr(packing, "possible", lambda: kernels)
+    monkeypatch.setattr(pairs, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: kernels or including_emulation)
+    assert pairs.fastest(device) == (chosen, packed)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_pair_without_a_dtype_takes_the_fastest_and_says_which(tiny, kernels, asked, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(packing, "possible", lambda: kernels)
+    monkeypatch.setattr(packing, "pack", lambda model: seen.append(model) or model)
+    pair = models.load_pair(tiny, device="cpu", packed=asked)
+    assert pair.target.dtype == (torch.bfloat16 if kernels else torch.float32)
+    assert bool(seen) == (kernels if asked is None else asked)
+    said = f"{'bfloat16' if kernels else 'float32'}{', packed weights' if seen else ''} on cpu"
+    assert capsys.readouterr().out == f"{tiny}: {said}\n"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_dtype_that_is_named_is_taken_unpacked_and_in_silence(tiny, dtype, monkeypatch, capsys):
+    monkeypatch.setattr(packing, "possible", lambda: True)
+    monkeypatch.setattr(packing, "pack", lambda model: pytest.fail("packed"))
+    assert models.load_pair(tiny, dtype=dtype, device="cpu").target.dtype == getattr(torch, dtype)
+    assert capsys.readouterr().out == ""
 
 
 def test_loading_leaves_the_settings_of_transformers_alone(tiny):
@@ -134,7 +224,7 @@ def test_loading_leaves_the_settings_of_transformers_alone(tiny):
 @pytest.mark.parametrize("name", ["int8", "float", "bf16", ""])
 def test_an_unknown_dtype_names_the_known_ones(name):
     message = f"unknown dtype '{name}': known are bfloat16, float16, float32, float64"
-    for call in (models.dtype, lambda dtype: models.load_pair("no/such/folder", dtype=dtype)):
+    for call in (models.dtype, lambda dtype: models.load_pair("no-such/model", dtype=dtype)):
         with pytest.raises(ValueError, match=message):
             call(name)
 
@@ -292,3 +382,16 @@ def test_smollm2_knows_its_capitals(smollm2):
     with torch.no_grad():
         best = smollm2.target(ids).logits[0, -1].argmax()
     assert smollm2.decode([best]) == " Paris"
+
+
+@pytest.mark.model
+def test_a_pair_is_checked_when_asked_for(capsys, monkeypatch):
+    models.load_pair(dtype="float32", check=True)
+    assert re.search(
+        r"^smollm2-135m scores trees as their paths, exact to \de-0\d of the largest", capsys.readouterr().out
+    )
+    monkeypatch.setattr(
+        masks, "tree_mask", lambda tree, length, **kind: torch.zeros(1, 1, len(tree), length + len(tree))
+    )
+    with pytest.raises(ValueError, match="a llama model scores a tree unlike the tree's paths"):
+        models.load_pair(dtype="float32", check=True)

@@ -56,3 +56,11 @@ def test_gsm100_are_questions():
 def test_unknown_set_names_the_known_ones(name):
     with pytest.raises(ValueError, match=f"unknown prompt set '{name}': known are own, humaneval, gsm100"):
         prompts.load(name)
+
+
+@pytest.mark.parametrize("kind", ["own", "translation"])
+@pytest.mark.parametrize("count", ["-4", "many", "0", "", "2.5"])
+def test_behind_the_colon_stands_a_number_of_prompts(kind, count):
+    assert prompts.chosen(f"{kind}:1")[-1:] == prompts.chosen(kind)[50 if kind == "own" else 0 :][:1]
+    with pytest.raises(ValueError, match=f"'{kind}:{count}': behind the colon stands how many prompts, a whole number"):
+        prompts.chosen(f"{kind}:{count}")

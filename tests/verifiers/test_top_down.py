@@ -378,14 +378,25 @@ BAD_P = {
     "half precision": (THIRDS.half(), r"float32 or wider of shape \(3, V\), got torch.float16 \(3, 3\)"),
     "vocabulary too small": (THIRDS[:, :2], "holds token id 2, the target's vocabulary ends at 1"),
     "wider than q": (torch.full((3, 4), 1 / 4), "q is over 3 tokens and p over 4: .* must name its ids"),
+    "a row of NaN": (
+        torch.cat([torch.full((1, 3), torch.nan), ONE_HOT[:2]]),
+        "p holds nan, which is no probability|largest probability of nan|without mass",
+    ),
 }
 
 
-@pytest.mark.parametrize("verifier", [greedy, sample_and_match, one_hot, rrs, rrsw, token_level])
+@pytest.mark.parametrize("verifier", [greedy, sample_and_match, one_hot, rrs, rrsw, token_level, block, traversal])
 @pytest.mark.parametrize(("p", "message"), BAD_P.values(), ids=BAD_P)
 def test_bad_p(verifier, p, message):
     with pytest.raises(ValueError, match=message):
         verifier(Draft(CHAIN, THIRDS, SWOR), p, RandomCoins())
+
+
+@pytest.mark.parametrize("value", [7.0, torch.inf, -0.5])
+@pytest.mark.parametrize("verifier", [one_hot, rrs, rrsw, token_level, block, traversal])
+def test_logits_are_no_probabilities(verifier, value):
+    with pytest.raises(ValueError, match=f"p holds {value}, which is no probability: are there NaN in"):
+        verifier(Draft(CHAIN, THIRDS, SWOR), torch.full((3, 3), value), RandomCoins())
 
 
 def test_a_growth_that_prunes_refuses_sampled_trees():

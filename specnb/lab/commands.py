@@ -1,0 +1,112 @@
+"""What the commands of ``python -m specnb.lab`` do, given their options."""
+
+import argparse
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+
+import pandas as pd
+
+from specnb import models
+from specnb.lab import experiments, methods, prices, run, stats, sweep
+from specnb.models import prompts, provenance
+from specnb.sampling import Warp
+from specnb.tree import Drawn
+
+FEW = 12  # prompts; bootstrap intervals of fewer are too narrow
+
+
+@contextmanager
+def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
+    """Where blocks run: here, on a pool of processes, or on a Dask cluster."""
+    if options.scheduler:
+        from distributed import Client
+
+        with Client(options.scheduler) as client:
+            yield client.get_executor()
+    elif options.workers > 1:
+        with ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield pool
+    else:
+        yield None
+
+
+def checked_prompts(options: argparse.Namespace) -> list[str]:
+    """The ids of a race's prompts; ValueError on what makes no sense, before anything is loaded."""
+    models.check_name(options.pair)
+    models.dtype(options.dtype)
+    Warp(options.temperature)
+    if options.packed and models.fastest(models.device()) != (options.dtype, True):
+        raise ValueError(f"--packed needs bfloat16 and a CPU with its kernels, this is {options.dtype}")
+    known = {name: methods.method(name) for name in options.methods}
+    alone = [name for name, made in known.items() if made.head == "pair"]
+    if alone and models.PAIRS.get(options.pair, (None, None))[1] is None:
+        raise ValueError(f"{alone[0]!r}: {options.pair} has no draft model of its own, name a trained head")
+    drawn = [name for name, made in known.items() if made.drawn is not Drawn.POINT]
+    if drawn and (options.texts or options.temperature == 0):
+        raise ValueError(f"{drawn[0]!r} draws its tree: that needs a --temperature above 0")
+    ids = [one for name in options.prompts for one in prompts.chosen(name)]
+    if twice := [name for name in (*options.methods, *ids) if (*options.methods, *ids).count(name) > 1]:
+        raise ValueError(f"{twice[0]!r} stands twice among methods or --prompts: --repetitions repeats")
+    return ids
+
+
+def race(options: argparse.Namespace) -> pd.DataFrame:
+    """Methods on prompts, timed, or their greedy texts compared; recorded block by block, and shown."""
+    ids = checked_prompts(options)
+    common = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
+    if not options.texts:
+        common |= {"temperature": options.temperature, "repetitions": options.repetitions, "dtype": options.dtype}
+        common |= {"packed": options.packed, "whole": options.whole}
+    hashes = experiments.used_heads(options.methods)
+    cell, measure = ("texts", run.texts_block) if options.texts else ("race", run.race_block)
+    if not options.scheduler:  # what cannot be loaded is no failure of a method
+        run.loaded(options.pair, *(("float32",) if options.texts else (options.dtype, options.packed)))
+    with executors(options) as executor:
+        table = sweep.run(
+            cell, measure, [{"prompt": one, **common} for one in ids], f"{options.out}.jsonl", heads=hashes,
+            command=provenance.command("specnb.lab"), executor=executor, retry=options.retry,
+        )  # fmt: skip
+    good, first = table[table["status"] == "ok"], options.methods[0]
+    if options.texts and len(good):
+        for name, part in good.groupby("method", sort=False):
+            equal, same = part["equal"].sum(), part["same"].sum()
+            print(f"{name}: {same} of {len(part)} texts are those of generate, {same - equal} but for a near tie")
+    elif len(good) and (good["method"] == first).any():
+        found = stats.speed_ups(table, first)
+        print(found[["tau", "speed-up", "low", "high", "token/s", "prompts", "failed"]].round(2).to_string())
+        if level := [name for name in found.index if found["low"][name] <= 1 <= found["high"][name] and name != first]:
+            print(f"not told from {first}, the interval holds 1: {', '.join(level)}")
+        if len(ids) < FEW:
+            print(f"{len(ids)} prompts are a glance: intervals of fewer than {FEW} are too narrow, try --prompts own:4")
+    return table
+
+
+def price(options: argparse.Namespace) -> pd.DataFrame:
+    """Cost curves of the target's forwards and of heads', behind a prefix; recorded and shown."""
+    block = {"heads": options.heads, "prefix": options.prefix, "pair": options.pair, "dtype": options.dtype}
+    block |= {"packed": options.packed, "repetitions": options.repetitions}
+    command = provenance.command("specnb.lab")
+    used = experiments.used_heads((), options.heads)
+    run.loaded(options.pair, options.dtype, options.packed)
+    table = sweep.run("curves", prices.curves_block, [block], f"{options.out}.jsonl", command=command, heads=used)
+    curves = 1000 * table.pivot(index="nodes", columns="model", values="median")
+    print(curves.round(2).rename_axis("nodes, ms").to_string())
+    return table
+
+
+def record(options: argparse.Namespace) -> pd.DataFrame:
+    """Experiments by name, one after the other."""
+    tables = []
+    with executors(options) as executor:
+        for name in [experiments.check(name) for name in options.names]:
+            tables.append(experiments.record(name, only=options.prompts, executor=executor, retry=options.retry))
+            print(f"{name}: {tables[-1]['key'].nunique()} blocks, {sum(tables[-1]['status'] == 'failed')} failures")
+    return pd.concat(tables)
+
+
+def listing(options: argparse.Namespace) -> pd.DataFrame:
+    """The table of experiments."""
+    print(experiments.listing().set_index("name").to_string())
+    return pd.DataFrame({"status": []})

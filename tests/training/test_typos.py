@@ -1,0 +1,38 @@
+"""python -m specnb.training: what it refuses in a line before anything is loaded."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from specnb import models
+from specnb.training import __main__ as command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "invalid choice: 'trian'"),
+        (["train"], "the following arguments are required: NAME"),
+        (["train", "eagle", "eagel"], "unknown head 'eagel': known are "),
+        (["train", "eagle", "--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["report", "--head", "here", "--dtype", "bf16"], "argument --dtype: invalid choice: 'bf16'"),
+    ],
+)
+def test_typos_are_told_in_a_line(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(models, "load_pair", lambda **_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(sys, "argv", ["training", *words])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "message"), [("report", "nowhere holds no trained heads"), ("ranks", "no trained head 'eagle' in nowhere")]
+)
+def test_a_folder_without_heads_is_told_in_a_line(what, message, monkeypatch, capsys):
+    monkeypatch.setattr(models, "load_pair", lambda **_: SimpleNamespace(target=None))
+    monkeypatch.setattr(sys, "argv", ["training", what, "--heads", "nowhere"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert f"error: {message}" in capsys.readouterr().err
