@@ -79,7 +79,7 @@ def race(options: argparse.Namespace) -> pd.DataFrame:
         if level := [name for name in found.index if found["low"][name] <= 1 <= found["high"][name] and name != first]:
             print(f"not told from {first}, the interval holds 1: {', '.join(level)}")
         if len(ids) < FEW:
-            print(f"{len(ids)} prompts are a glance: intervals of fewer than {FEW} are too narrow, try --prompts own:4")
+            print(f"only {len(ids)} of the {FEW} prompts that an interval needs at least: try --prompts own:4")
     return table
 
 

@@ -35,7 +35,7 @@ def test_a_race_is_recorded_and_shown(lab, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "speed-up" in said
     assert "edd:chain 2" in said
-    assert "2 prompts are a glance: intervals of fewer than 12 are too narrow, try --prompts own:4" in said
+    assert "only 2 of the 12 prompts that an interval needs at least: try --prompts own:4" in said
     lab("race", "generate", "edd:chain 2", *words)
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2  # nothing is measured twice
 
@@ -89,7 +89,7 @@ def test_a_race_says_which_differences_its_prompts_do_not_tell(other, prompts, m
     said = capsys.readouterr().out
     assert said.split()[:5] == ["tau", "speed-up", "low", "high", "token/s"]
     assert ("not told from generate, the interval holds 1: n-gram tree" in said) == (other == "level")
-    assert ("prompts are a glance" in said) == (prompts < 12)
+    assert ("prompts that an interval needs" in said) == (prompts < 12)
 
 
 @pytest.mark.parametrize(
