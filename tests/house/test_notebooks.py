@@ -32,6 +32,9 @@ def problems(path: Path) -> list[str]:
         found.append("an error is saved")
     if any(output.get("name") == "stderr" for output in outputs):
         found.append("stderr is saved")
+    said = "\n".join(map(json.dumps, (cell.outputs for cell in compared)))
+    if noise := re.findall(r"(?<!below )(?<!to )(?<!< )\b\d+(?:\.\d+)?e-[1-9]\d\b", said):
+        found.append(f"rounding noise is compared: {noise[0]}")
     if len(compared) < 5:
         found.append(f"only {len(compared)} cells are compared")
     if any(re.search("NBVAL_", cell.source) for cell in code):
@@ -90,7 +93,14 @@ def leak_path(notebook, code):
     code[0].outputs = [nbformat.v4.new_output("stream", name="stdout", text="/" + "home/me/specnb")]
 
 
-@pytest.mark.parametrize("change", [uncount, unlink, complain, rename_kernel, leak_path])
+def leave_noise(notebook, code):
+    compared = next(
+        cell for cell in code if cell.outputs and "nbval-ignore-output" not in cell.metadata.get("tags", [])
+    )
+    compared.outputs = [nbformat.v4.new_output("stream", name="stdout", text="below 1e-12: True\nworst 7.1e-17")]
+
+
+@pytest.mark.parametrize("change", [uncount, unlink, complain, rename_kernel, leak_path, leave_noise])
 def test_each_guard_can_fail(change, tmp_path):
     path = tmp_path / "copy.ipynb"
     nbformat.write(broken(change), path)
