@@ -131,7 +131,7 @@ def steps(
             scores = target.forward(draft.tree)
         with clock("verify"):
             verify_coins.uniforms.clear()
-            p = warp(scores.logits[: draft.candidate_rows]).cpu()
+            p = warp(scores.logits[: draft.candidate_rows])
             verdict = verifier(draft, p, verify_coins)
         with clock("commit"):
             target.commit(verdict.path)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -51,7 +52,7 @@ class Warp:
 
 def likeliest(logits: Tensor) -> Tensor:
     """(..., V) logits → (...) int64, the token with the largest one (the first, if tied)."""
-    if logits.device.type != "cpu":
+    if logits.device.type != "cpu" or type(logits) is not Tensor:
         return logits.argmax(-1)
     if logits.dtype == torch.bfloat16:  # above zero these numbers are ordered as their bits are
         bits = logits.detach().view(torch.int16).numpy()
@@ -69,7 +70,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     """
     rest = (p - q).clamp_min(0)
     mass = rest.sum()
-    return rest / mass if mass > 0 else p
+    return torch.where(mass > 0, rest / mass, p)
 
 
 class Coins(Protocol):
@@ -105,11 +106,13 @@ class RandomCoins:
 
     def choose(self, probabilities: Tensor) -> int:
         cumulative = probabilities.double().cumsum(0)
-        total = cumulative[-1].item()
+        total = cumulative[-1:]
+        index = torch.searchsorted(cumulative, self._choose.random() * total, right=True)
+        last = torch.searchsorted(cumulative, total)  # rounding may reach past the last mass
+        index, last, total = torch.cat([index, last, total]).tolist()  # one read off the device
         if not total > 0:
             raise ValueError("cannot choose from probabilities without mass (all zero or not a number)")
-        index = int(torch.searchsorted(cumulative, self._choose.random() * total, right=True))
-        return min(index, int(torch.searchsorted(cumulative, total)))  # rounding may reach past the last mass
+        return int(min(index, last))
 
 
 def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Sequence[int]:
@@ -129,9 +132,15 @@ def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Seque
     return tokens
 
 
-def draw_rows(laws: Tensor, counts: Sequence[int], drawn: Drawn, coins: Coins) -> list[Sequence[int]]:
-    """``draw`` for each of (m, V) laws and m counts; what is most probable is looked for in all of them at once."""
+def draw_rows(
+    laws: Tensor, counts: Sequence[int], drawn: Drawn, coins: Coins
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``draw`` for each of (m, V) laws and m counts: every child's row, token and probability, read at once."""
     if drawn is Drawn.POINT:
-        top = laws.topk(min(max(counts), laws.shape[1])).indices.tolist()
-        return [row[:count] for row, count in zip(top, counts, strict=True)]
-    return [draw(law, count, drawn, coins) for law, count in zip(laws, counts, strict=True)]
+        top = laws.topk(min(max(counts), laws.shape[1]))
+        tokens, chances = torch.stack([top.indices.double(), top.values.double()]).cpu().numpy()
+        kept = np.arange(tokens.shape[1]) < np.array(counts)[:, None]
+        return kept.nonzero()[0], tokens[kept].astype(np.int64), chances[kept]
+    found = [draw(law, count, drawn, coins) for law, count in zip(laws, counts, strict=True)]
+    rows, tokens = np.repeat(np.arange(len(found)), [*map(len, found)]), np.array(list(chain(*found)), dtype=np.int64)
+    return rows, tokens, laws[rows, tokens].double().cpu().numpy()

@@ -249,9 +249,14 @@ class Draft:
             raise ValueError(f"drafted token {bad} is not among the {len(self.ids)} ids of the draft's vocabulary")
         return columns
 
+    @cached_property
+    def ids_there(self) -> Tensor:
+        """ids on the device of q."""
+        return self.ids.to(self.q.device)
+
     def law(self, node: int, vocabulary: int) -> Tensor:
-        """q of one node over the whole vocabulary, (V,) float64, summing to one."""
-        row = self.q[node].double()
+        """q of one node over the whole vocabulary, (V,) float64 on the CPU, summing to one."""
+        row = self.q[node].double().cpu()
         if self.ids is not None:
             row = torch.zeros(vocabulary, dtype=torch.float64).index_copy_(0, self.ids, row)
         return row / row.sum()

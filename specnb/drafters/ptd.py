@@ -81,7 +81,7 @@ class ProgressiveDrafter(Reader):
 
     def begin(self, prefix, warp, hidden) -> None:
         rng = random.Random(self.seed)
-        self.noise = torch.Generator().manual_seed(self.seed)
+        self.noise = None
         self.pool, self.text = TriePool(self.nodes, self.keys), []
         self._read(prefix)
         self.tree: Trie = {}
@@ -109,21 +109,23 @@ class ProgressiveDrafter(Reader):
 
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
         first = draft.candidate_rows  # rows before are the root's and the candidates'
-        tokens = self._draft_tokens(logits[first:])
+        said = likeliest(logits[1:]).tolist()
+        tokens = self._draft_tokens(logits[first:], said[first - 1 :])
         if self.feedback and self.candidates:
-            self.pool.add(self.root, grow(self.candidates, iter(likeliest(logits[1:first]).tolist()), self.nodes))
+            self.pool.add(self.root, grow(self.candidates, iter(said[: first - 1]), self.nodes))
         for key, below in subtrees(grow(self.tree, iter(tokens), self.nodes)):  # expand, and merge into the pool
             if below:
                 self.pool.add(key, below)
         self.tree = self._first_level(grow(self.tree, iter(tokens), self.children), tokens, next_token)
         self.tree = step(self.tree, self.depth)  # step and prune
 
-    def _draft_tokens(self, logits: Tensor) -> list[int]:
-        """d_v of every draft node, from the target's unwarped logits (m, V)."""
+    def _draft_tokens(self, logits: Tensor, likely: list[int]) -> list[int]:
+        """d_v of every draft node, from the target's unwarped logits (m, V); likely: the argmax of each."""
         warp = EXPANSIONS[self.expand]
         if warp is None:
-            return likeliest(logits).tolist()
-        return torch.multinomial(warp(logits).cpu(), 1, generator=self.noise)[:, 0].tolist()
+            return likely
+        self.noise = self.noise or torch.Generator(logits.device).manual_seed(self.seed)
+        return torch.multinomial(warp(logits), 1, generator=self.noise)[:, 0].tolist()
 
     def _first_level(self, tree: Trie, tokens: Sequence[int], next_token: int) -> Trie:
         """Let the first level grow by one while there is room."""

@@ -1,7 +1,5 @@
 """TreeDrafter: a draft model gives the laws, a growth rule the shape."""
 
-from itertools import chain
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -55,12 +53,11 @@ class TreeDrafter:
                 raise ValueError(f"{type(self.growth).__name__} selected a node twice: {nodes}")
             expanded.update(nodes)
             self.masses.append(float(chances[nodes].sum()))
-            q = self.warp(self.draft_model.expand(tree, nodes)).cpu()  # (m, V_d)
+            q = self.warp(self.draft_model.expand(tree, nodes))  # (m, V_d)
             laws.append((nodes, q))
-            drawn = draw_rows(q, counts, self.drawn, coins)
-            rows = np.repeat(np.arange(len(q)), [*map(len, drawn)])
-            columns, parents = np.array(list(chain(*drawn)), dtype=np.int64), np.array(nodes)[rows]
-            chances = np.concatenate([chances, chances[parents] * q.numpy()[rows, columns]])
+            rows, columns, given = draw_rows(q, counts, self.drawn, coins)
+            parents = np.array(nodes)[rows]
+            chances = np.concatenate([chances, chances[parents] * given])
             ids = torch.from_numpy(columns)
             ids = ids if self.draft_model.ids is None else self.draft_model.ids[ids]
             tree = tree.grow(ids, torch.from_numpy(parents))

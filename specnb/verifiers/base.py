@@ -69,8 +69,8 @@ def over_columns(draft: Draft, law: Tensor) -> Tensor:
     if draft.ids is None:
         return law.double()
     columns = torch.empty(len(draft.ids) + 1, dtype=torch.float64, device=law.device)
-    columns[:-1] = law.index_select(0, draft.ids)  # twice as fast as law[draft.ids]
-    columns[-1] = law.index_fill(0, draft.ids, 0.0).sum(dtype=torch.float64)  # 1 − the others would be rounding noise
+    columns[:-1] = law.index_select(0, draft.ids_there)  # twice as fast as law[draft.ids]
+    columns[-1] = law.index_fill(0, draft.ids_there, 0.0).sum(dtype=torch.float64)  # 1 − the rest would be noise
     return columns
 
 
@@ -84,8 +84,8 @@ def without(q: Tensor, column: int) -> Tensor:
     """q with one column struck out, renormalised if anything is left."""
     q = q.clone()
     q[column] = 0
-    left = float(q.sum())
-    return q.div_(left) if left > 0 else q
+    left = q.sum()
+    return torch.where(left > 0, q / left, q)
 
 
 def choose(draft: Draft, law: Tensor, current: Tensor | None, coins: Coins) -> int:
@@ -97,4 +97,4 @@ def choose(draft: Draft, law: Tensor, current: Tensor | None, coins: Coins) -> i
         return column
     if column < len(draft.ids):
         return int(draft.ids[column])
-    return coins.choose(law.double().index_fill(0, draft.ids, 0.0))
+    return coins.choose(law.double().index_fill(0, draft.ids_there, 0.0))

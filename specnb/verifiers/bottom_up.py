@@ -64,8 +64,9 @@ class Standing:
     def of_child(self, column: int, ratio: float) -> float:
         """min(survival · p(x)/q(x), 1) under the current laws; ratio: p(x)/q(x) under the untouched ones."""
         if self.p is not None:
-            qx = 1.0 if self.q is None else float(self.q[column])
-            ratio = _ratio(float(self.p[column]) * self.q_mass, qx * self.p_mass)
+            both = torch.stack([self.p[column], self.p.new_ones(()) if self.q is None else self.q[column]])
+            px, qx = both.tolist()
+            ratio = _ratio(px * self.q_mass, qx * self.p_mass)
         return min(self.survival * ratio, 1.0)
 
 

@@ -8,6 +8,7 @@ would not be lossless. ``textbook`` has the same rules as the papers print them.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from specnb.sampling import Coins, likeliest, residual
@@ -23,13 +24,15 @@ def greedy(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     Lossless for any draft when p is one-hot; ValueError when p is not.
     """
     check(draft, p)
+    tops = likeliest(p)
+    tops, largest = torch.stack([tops.double(), p.gather(1, tops[:, None])[:, 0].double()]).tolist()  # one read
 
     def match(node: int, trials: list[Trial]) -> tuple[int | None, int]:
-        best = int(likeliest(p[node]))
-        if not p[node, best] >= 1 - 1e-6:
+        best = int(tops[node])
+        if not largest[node] >= 1 - 1e-6:
             raise ValueError(
                 f"greedy verification needs one-hot p (temperature 0), got a largest probability of "
-                f"{p[node, best]:.3f}: use one_hot, rrs, rrsw or sample_and_match"
+                f"{largest[node]:.3f}: use one_hot, rrs, rrsw or sample_and_match"
             )
         return _follow(draft, node, best, trials), best
 
@@ -70,7 +73,7 @@ def one_hot(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
         if struck:
             law = law.clone()
             law[struck] = 0
-        return None, coins.choose(law if law.any() else p[node])
+        return None, coins.choose(torch.where(law.any(), law, p[node]))
 
     chance = probabilities(draft, p)
     return _descend(judge)
@@ -116,7 +119,7 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
         law = q = None  # the current p and q of this node over columns; untouched until the first rejection
         for child in draft.candidates[node]:
             x = columns[child]
-            px, qx = (p_child[child], q_child[child]) if law is None else (float(law[x]), float(q[x]))
+            px, qx = (p_child[child], q_child[child]) if law is None else torch.stack([law[x], q[x]]).tolist()
             if toss(child, min(1.0, px / qx) if qx > 0 else 0.0, coins, trials):
                 return child, None
             if law is None:

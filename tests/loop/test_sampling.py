@@ -213,4 +213,6 @@ def test_rows_are_drawn_as_they_are_one_by_one(drawn):
     laws, counts = torch.randn(4, 9, generator=torch.Generator().manual_seed(1)).softmax(-1), [3, 1, 12, 2]
     alone = RandomCoins(5)
     expected = [draw(law, count, drawn, alone) for law, count in zip(laws, counts, strict=True)]
-    assert draw_rows(laws, counts, drawn, RandomCoins(5)) == expected
+    rows, tokens, chances = draw_rows(laws, counts, drawn, RandomCoins(5))
+    assert [tokens[rows == row].tolist() for row in range(4)] == [list(tokens) for tokens in expected]
+    assert chances.tolist() == laws[rows, tokens].tolist()
