@@ -63,10 +63,12 @@ class TreeCache(Cache):
 
     ``length`` counts committed tokens. A forward pass appends its nodes behind them, in the order in which they
     were fed; ``commit(slots)`` gathers the elected nodes into place (never crop and recompute) and drops the rest.
-    capacity: slots of its buffers to begin with.
+    capacity: slots of its buffers to begin with. fixed: they are kept until they are full, for those who have recorded
+    where they lie; else they grow before, all layers at once.
     """
 
-    def __init__(self, capacity: int = 256):
+    def __init__(self, capacity: int = 256, *, fixed: bool = False):
+        self.fixed = fixed
         super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity))
         self.length = 0
         self.stores: list[Tensor] = []
@@ -100,7 +102,9 @@ class TreeCache(Cache):
                     store.narrow(-2, self.length + there, len(moved)).copy_(rows)
             for layer in self.layers:
                 layer.used = self.length + len(slots)
-        if self.stores and self.length + 3 * fed > self.capacity:  # layers alone would leave holes in the memory
+        if (
+            self.stores and not self.fixed and self.length + 3 * fed > self.capacity
+        ):  # else holes in memory
             self._stack(2 * self.capacity)
         elif self.stores:
             self.shared()  # lets go of what the layers have outgrown

@@ -73,11 +73,11 @@ class Graphs:
             raise ValueError(f"capacity and sizes must be at least 1, got {capacity} and {tuple(sizes)}")
         self.model, self.capacity, self.sizes = model, capacity, sorted(sizes)
         self.record = record or (captured if model.device.type == "cuda" else taped)
-        self.cache, self.forwards, self.failed = TreeCache(capacity), {}, False
+        self.cache, self.forwards, self.failed = TreeCache(capacity, fixed=True), {}, False
 
     def empty(self) -> TreeCache:
         """The cache for a new generation: in the last one's buffers, or in others if it has outgrown them."""
-        fresh = TreeCache(self.capacity)
+        fresh = TreeCache(self.capacity, fixed=True)
         if self.cache.capacity == self.capacity:
             fresh.layers, fresh.stores = self.cache.layers, self.cache.stores
             for layer in fresh.layers:

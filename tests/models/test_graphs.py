@@ -123,6 +123,19 @@ def test_what_does_not_fit_is_scored_without(monkeypatch):
     assert text(model, graphs, tokens=20).tokens == expected[:20]
 
 
+def test_forwards_are_replayed_until_the_buffers_are_full(monkeypatch):
+    """The cache once moved its buffers when a third tree would no longer fit: graphs were dropped without a word."""
+    model = llama()
+    wide = TreeDrafter(CausalLMDraft(near_copy(model)), growth.kary(3, 2))  # 13 nodes
+    graphs, missed = Graphs(model, capacity=64, sizes=(16,), record=at_once), []
+    score = graphs.score
+    monkeypatch.setattr(graphs, "score", lambda cache, *rest: score(cache, *rest) or missed.append(cache.length))
+    out = text(model, graphs, wide, tokens=70)
+    assert out.tokens == text(model, None, wide, tokens=70).tokens
+    assert missed
+    assert min(missed) + 16 > 64
+
+
 def test_a_model_that_cannot_be_recorded_still_runs(monkeypatch):
     model, expected = llama(), text(llama()).tokens
     forward = model.forward
