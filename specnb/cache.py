@@ -102,9 +102,7 @@ class TreeCache(Cache):
                     store.narrow(-2, self.length + there, len(moved)).copy_(rows)
             for layer in self.layers:
                 layer.used = self.length + len(slots)
-        if (
-            self.stores and not self.fixed and self.length + 3 * fed > self.capacity
-        ):  # else holes in memory
+        if self.stores and not self.fixed and self.length + 3 * fed > self.capacity:  # else holes in memory
             self._stack(2 * self.capacity)
         elif self.stores:
             self.shared()  # lets go of what the layers have outgrown
