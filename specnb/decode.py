@@ -105,9 +105,10 @@ def steps(
     eos: token ids (or one) that end the text, None for those of the model's generation config, () for none.
     stop: called with the generated tokens after each new token; a string ends the generation after that token.
     Coins for drafting and for verifying come from independent streams of the seed: coins(seed, 0), coins(seed, 1).
-    Raises ValueError before any work on a prompt that is no list of token ids, is empty, or with max_new_tokens exceeds
-    the context, and later on a draft that does not hang off the last committed token; RuntimeError if target or drafter
-    begins another generation before this one is over: each serves one at a time.
+    Raises ValueError, at the first step and before any work, on a prompt that is empty or no list of token ids, if
+    prompt, max_new_tokens and the drafter's reach exceed the context, or on settings without sense; later, on a draft
+    that does not hang off the last committed token. RuntimeError if target or drafter begins another generation before
+    this one is over: each serves one at a time.
     """
     prompt, warp = _checked(target, drafter, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
     eos = eos_ids(target.model) if eos is None else frozenset(token_ids([eos] if isinstance(eos, int) else eos))

@@ -30,8 +30,8 @@ class Scores:
 def context_length(model: PreTrainedModel) -> int:
     """Number of positions the model was made for.
 
-    With LongRoPE (Phi-3's long contexts) only those of its short factors: one position beyond them turns the keys of a
-    whole forward otherwise than those in the cache, so that a tree there would be scored unlike its paths.
+    With LongRoPE (Phi-3's long contexts) only those of its short factors: one position further a plain forward rotates
+    all its keys by the long factors, while those in the cache were rotated by the short ones.
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
@@ -86,7 +86,8 @@ class Target:
     (``models.Window``): keep only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the
     model's own text once something has been evicted; its evictor(model) is called with the cache after each commit.
     graphs (``models.Graphs``): recorded forwards of this model, for trees that fit them; empty() makes the cache of a
-    generation, score(...) replays a forward or says None. Raises ValueError on a model that cannot score trees.
+    generation, score(...) replays a forward, or returns None for a tree that does not fit. Raises ValueError on a model
+    that cannot score trees.
     """
 
     def __init__(self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window=None, graphs=None):
@@ -160,10 +161,11 @@ class Target:
             self.evict(self.cache)
 
     def check(self, *, seed: int = 0) -> float:
-        """Score random forking trees, commit a path of each, and compare with plain forwards over their paths.
+        """Score random forking trees, compare with plain forwards over their paths, then commit a path of each.
 
-        Behind a short prefix and one longer than any window. Returns the largest error of a logit, as a share of the
-        largest logit. Raises ValueError if it is more than rounding (the square root of the dtype's epsilon).
+        This is done behind a short prefix, and behind one longer than any window where the context has room for it.
+        Returns the largest error of a logit, as a share of the largest logit. Raises ValueError if that is more than
+        rounding (the square root of the dtype's epsilon) or not a number.
         """
         draws, worst, (vocabulary, context) = torch.Generator().manual_seed(seed), 0.0, (self.vocabulary, self.context)
         config, allowed = self.model.config.get_text_config(), torch.finfo(self.model.dtype).eps ** 0.5
@@ -178,15 +180,16 @@ class Target:
                     path = [0, *tree.path(leaf)]
                     ids = torch.tensor([[*text, *tree.tokens[path].tolist()]], device=self.model.device)
                     with torch.no_grad(), evaluating(self.model):
-                        plain = self.model(ids).logits[0, len(text) :].float()
-                    worst = max(worst, float((logits[path] - plain).abs().max() / plain.abs().max()))
+                        plain = self.model(ids, logits_to_keep=len(path)).logits[0, -len(path) :].float()
+                    error = float((logits[path] - plain).abs().max() / plain.abs().max())
+                    if not error <= allowed:
+                        raise ValueError(
+                            f"a {self.model.config.model_type} model scores a tree unlike the tree's paths: logits "
+                            f"differ by {error:.1%} of the largest one, {allowed:.1%} would be rounding"
+                        )
+                    worst = max(worst, error)
                 self.commit(path[1:])
                 text += tree.tokens[path].tolist()
-        if not worst <= allowed:
-            raise ValueError(
-                f"a {self.model.config.model_type} model scores a tree unlike the tree's paths: logits differ by "
-                f"{worst:.1%} of the largest one, {allowed:.1%} would be rounding in {self.model.dtype}"
-            )
         return worst
 
     @torch.no_grad()

@@ -171,6 +171,13 @@ def test_outgrown_buffers_are_let_go():
     assert cache.capacity > 256
 
 
+def test_check_refuses_what_is_not_a_number():
+    model = llama()
+    model.lm_head.weight.data[3] = float("nan")
+    with pytest.raises(ValueError, match="logits differ by nan%"):
+        Target(model).check()
+
+
 def test_check_says_how_exact_a_model_is_and_refuses_a_wrong_mask(monkeypatch):
     assert 0 < Target(llama()).check() < 1e-5
     monkeypatch.setattr(masks, "positions", lambda tree, length: (length + torch.arange(len(tree)))[None])
