@@ -44,9 +44,6 @@ class Drafter(Protocol):
         """
 
 
-SERVING: dict[int, object] = {}  # id of a Target or a drafter → the generation that has it
-
-
 @dataclass(frozen=True)
 class Step:
     """One turn of the loop.
@@ -114,14 +111,14 @@ def steps(
     eos = eos_ids(target.model) if eos is None else frozenset(token_ids([eos] if isinstance(eos, int) else eos))
     draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
     clock, new, finish, mine = Clock(), [], None, object()
-    SERVING.update({id(target): mine, id(drafter): mine})
+    target.serving = drafter.serving = mine
     with clock("draft"):  # prefill and begin belong to the first step
         target.hidden_layers = tuple(drafter.hidden_layers)
         drafter.begin(prompt, warp, target.prefill(prompt[:-1]))
     for index in count():
         start = len(prompt) + len(new)
         for one in (target, drafter):
-            if SERVING.get(id(one)) is not mine:
+            if one.serving is not mine:
                 raise RuntimeError(f"this {type(one).__name__} has begun another generation: make one for each")
         with clock("draft"):  # a step commits accepted + 1 tokens: deeper nodes could never be used
             draft = drafter.propose(draft_coins, max_new_tokens - len(new) - 1)

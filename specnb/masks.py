@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.tree import TokenTree
@@ -35,11 +35,13 @@ def tree_mask(tree: TokenTree, prefix_length: int, *, dtype: torch.dtype, device
     return mask
 
 
-def layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
+def layer_kinds(model: nn.Module) -> tuple[str, ...]:
     """The kinds of attention layers a model has: "full_attention", those of WINDOWS, or others, which take no tree.
 
     Where a configuration names no kinds, all layers have the window it has, if the model's own code applies one.
     """
+    if not isinstance(model, PreTrainedModel):
+        return ("full_attention",)  # a trained head
     config, code = model.config.get_text_config(), sys.modules[type(model).__module__]
     if found := getattr(config, "layer_types", None):
         return tuple(sorted(set(found)))
@@ -49,20 +51,19 @@ def layer_kinds(model: PreTrainedModel) -> tuple[str, ...]:
     return (next(windowed, "full_attention"),)
 
 
-def by_layer(mask: Tensor, model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Masks:
+def by_layer(mask: Tensor, model: nn.Module, rows: Tensor, columns: Tensor) -> Masks:
     """An additive mask within the window of each kind of a model's layers, by position; a dict where kinds differ.
 
     mask: (…, n, m); rows (…, n), columns (m,): positions of the nodes and of the slots they look at. A sliding layer
     sees the last sliding_window positions, a chunked one the chunk of attention_chunk_size that a node stands in.
     """
-    config, found = model.config.get_text_config(), {}
-    rows, columns = rows.to(mask.device)[..., None], columns.to(mask.device)
+    found, columns = {}, columns.to(rows.device)
     for kind in layer_kinds(model):
         found[kind] = mask
         if kind in WINDOWS:
-            size = getattr(config, WINDOWS[kind][0])
-            beyond = rows - columns >= size if kind == "sliding_attention" else rows // size != columns // size
-            found[kind] = mask.masked_fill(beyond, torch.finfo(mask.dtype).min)
+            size, row = getattr(model.config.get_text_config(), WINDOWS[kind][0]), rows[..., None]
+            beyond = row - columns >= size if kind == "sliding_attention" else row // size != columns // size
+            found[kind] = mask.masked_fill(beyond.to(mask.device), torch.finfo(mask.dtype).min)
     return found if len(found) > 1 else found.popitem()[1]
 
 

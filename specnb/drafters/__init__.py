@@ -10,7 +10,7 @@ A new drafter is a class with begin, propose and observe (``specnb.decode.Drafte
 from specnb.decode import Drafter, PlainDrafter
 from specnb.drafters import pools, textbook
 from specnb.drafters.adaptive import AdaptiveDrafter
-from specnb.drafters.draft_models import CausalLMDraft, DraftModel, TableDraft, Tempered, visible_slots
+from specnb.drafters.draft_models import CausalLMDraft, DraftForwards, DraftModel, TableDraft, Tempered, first_is_root
 from specnb.drafters.lookahead import LookaheadDrafter
 from specnb.drafters.merged import MergedDrafter
 from specnb.drafters.ngram import NgramDrafter

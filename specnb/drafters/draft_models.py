@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb import masks
@@ -39,12 +39,70 @@ class DraftModel(Protocol):
         """The step is over: path was accepted, next_token is the new root; hidden: (1 + len(path), width) each."""
 
 
+class DraftForwards:
+    """A draft model's forwards: rows of committed tokens first in its cache, those of a step's tree behind them.
+
+    Rows are token ids (n,) or, for trained heads, vectors (n, width). model: called as transformers' models are.
+    graphs: recorded forwards (``models.Graphs``) of this model, for all but the prompt's. states: whether its last
+    hidden states are wanted, too.
+    """
+
+    def __init__(self, model: nn.Module, graphs=None, *, states: bool = False):
+        self.model, self.graphs, self.layers = model, graphs, (-1,) if states else ()
+        if graphs:
+            graphs.prepare(self.layers)
+
+    def begin(self) -> None:
+        self.cache = self.graphs.empty() if self.graphs else TreeCache()
+        self.commit(())
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        """Of the tree's rows keep those of a path, without the root; drop the others."""
+        self.cache.commit([self.slots[node] for node in nodes])
+        self.slots: dict[int, int] = {}  # tree node → place behind the committed rows
+        self.ahead: list[Tensor] = []  # positions of what stands there
+
+    def text(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows that follow the committed ones, and stay: logits (1, V_d) and state (1, width) after the last."""
+        start, count = self.cache.length, len(rows)
+        visible = masks.visible(TokenTree.chain([0] * count), start) if start else None
+        out = self._run(rows, start + torch.arange(count), visible, logits_to_keep=1)
+        self.cache.promote(count)
+        self.ahead = []
+        return tuple(None if each is None else each[-1:] for each in out)
+
+    def tree(self, tree: TokenTree, frontier: Sequence[int], rows: Tensor, root: int) -> tuple[Tensor, Tensor | None]:
+        """A frontier's rows; root: the root's position. Logits (m, V_d) and states (m, width)."""
+        pending = self.cache.pending
+        visible = visible_slots(tree, frontier, self.slots, self.cache.length, pending)
+        self.slots.update({node: pending + row for row, node in enumerate(frontier)})
+        return self._run(rows, root + tree.depth[list(frontier)], visible)
+
+    @torch.no_grad()
+    def _run(self, rows: Tensor, positions: Tensor, visible: Tensor | None, **kwargs) -> tuple[Tensor, Tensor | None]:
+        like, mask, found = next(self.model.parameters()), None, None
+        self.ahead.append(positions)
+        if visible is not None:
+            columns = torch.cat([torch.arange(self.cache.length), *self.ahead])
+            mask = masks.additive(visible.to(like.device), like.dtype)
+            mask = masks.by_layer(mask, self.model, positions, columns)
+            found = self.graphs and self.graphs.score(self.cache, rows[None], positions[None], mask, self.layers)
+        if found:
+            return found[0], found[1].get(-1)
+        inputs = {"input_ids" if rows.dim() == 1 else "inputs_embeds": rows[None].to(like.device)}
+        inputs |= {"position_ids": positions[None].to(like.device), "attention_mask": mask, "use_cache": True}
+        with evaluating(self.model):
+            out = self.model(**inputs, past_key_values=self.cache, output_hidden_states=bool(self.layers), **kwargs)
+        return out.logits[0], out.hidden_states[-1][0] if self.layers else None
+
+
 class CausalLMDraft:
     """Any transformers causal language model as draft, with a KV cache of its own.
 
     vocabulary: the target's number of logits, where it differs from the draft's although both share a tokenizer
     (Qwen2.5 pads its models differently): surplus columns are cut, missing ones are declared through ids.
-    ids: the tokens its logits stand for, where its output matrix was cut to a reduced vocabulary.
+    ids: the tokens its logits stand for, where its output matrix was cut to a reduced vocabulary. graphs: see
+    ``DraftForwards``.
     Tokens of the text that it does not know it reads as its last one: its guesses get worse, nothing else.
     Accepted tokens are kept in its cache, never recomputed; the next step feeds what it has not seen yet
     (the last accepted leaf, if it was never expanded, and the new root) in one forward.
@@ -52,10 +110,12 @@ class CausalLMDraft:
 
     hidden_layers, max_depth = (), None
 
-    def __init__(self, model: PreTrainedModel, *, vocabulary: int | None = None, ids: Tensor | None = None):
+    def __init__(
+        self, model: PreTrainedModel, *, vocabulary: int | None = None, ids: Tensor | None = None, graphs=None
+    ):
         if why := refusal(model):
             raise ValueError(f"no tree can be drafted by a {model.config.model_type} model: {why}")
-        self.model = model
+        self.model, self.forwards = model, DraftForwards(model, graphs)
         own = model.get_output_embeddings().weight.shape[0]
         if ids is not None and len(ids) != own:
             raise ValueError(f"ids must name the model's {own} output rows, got {len(ids)}")
@@ -63,57 +123,33 @@ class CausalLMDraft:
         self.ids = torch.arange(own) if vocabulary and own < vocabulary else ids
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        self.cache = TreeCache()
+        self.forwards.begin()
         self.unseen = list(prefix)  # committed tokens not in the cache yet, root last
-        self.slots: dict[int, int] = {}  # tree node → pending slot of the cache
-        self.places = torch.arange(0)  # positions of what stands in the cache
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        if not self.slots:
-            return self._expand_root(tree, frontier)
-        start, pending = self.cache.length, self.cache.pending
-        visible = visible_slots(tree, frontier, self.slots, start, pending)
-        nodes = torch.tensor(list(frontier))
-        logits = self._run(tree.tokens[nodes], start + tree.depth[nodes], visible)
-        self.slots.update({node: pending + row for row, node in enumerate(frontier)})
-        return logits
-
-    def _expand_root(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        if list(frontier) != [0]:
-            raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
-        start, count = self.cache.length, len(self.unseen)
-        visible = None if start == 0 else masks.visible(TokenTree.chain(self.unseen), start)
-        ids = torch.tensor(self.unseen)
-        logits = self._run(ids, start + torch.arange(count), visible, logits_to_keep=1)
-        self.cache.promote(count - 1)
-        self.slots[0] = 0
-        return logits
+        first_is_root(not self.unseen, frontier)
+        known = self.model.config.get_text_config().vocab_size - 1
+        tokens = torch.tensor(self.unseen or [tree.token_list[node] for node in frontier]).clamp_max(known)
+        after, most = self.forwards.cache.length + len(self.unseen), context_length(self.model)
+        if after + int(tree.depth[list(frontier)].max()) > most:
+            raise ValueError(
+                f"the draft model's context of {most} is full: shorten the prompt or max_new_tokens, or take a draft "
+                f"model with a longer context"
+            )
+        logits, _ = self.forwards.text(tokens) if self.unseen else self.forwards.tree(tree, frontier, tokens, after - 1)
+        self.unseen = []
+        return logits[:, : self.columns]
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        seen = [node for node in (0, *path) if node in self.slots]
-        self.cache.commit([self.slots[node] for node in seen])
-        self.places = torch.arange(self.cache.length)
-        tokens = [tree.token_list[node] for node in path if node not in self.slots]
-        self.unseen = ([] if seen else self.unseen) + [*tokens, next_token]
-        self.slots = {}
+        seen = [node for node in path if node in self.forwards.slots]
+        self.forwards.commit(seen)
+        self.unseen += [*(tree.token_list[node] for node in path[len(seen) :]), next_token]
 
-    @torch.no_grad()
-    def _run(self, ids: Tensor, position_ids: Tensor, visible: Tensor | None, **kwargs) -> Tensor:
-        if int(position_ids.max()) >= context_length(self.model):
-            raise ValueError(
-                f"the draft model's context of {context_length(self.model)} is full: shorten the prompt or "
-                f"max_new_tokens, or take a draft model with a longer context"
-            )
-        mask, device = None, self.model.device
-        self.places = torch.cat([self.places, position_ids])
-        if visible is not None:
-            mask = masks.additive(visible.to(device), self.model.dtype)
-            mask = masks.by_layer(mask, self.model, position_ids, self.places)
-        known = ids.clamp_max(self.model.config.get_text_config().vocab_size - 1)
-        inputs = {"position_ids": position_ids[None].to(device), "attention_mask": mask, **kwargs}
-        with evaluating(self.model):
-            out = self.model(known[None].to(device), past_key_values=self.cache, use_cache=True, **inputs)
-        return out.logits[0, :, : self.columns]
+
+def first_is_root(begun: bool, frontier: Sequence[int]) -> None:
+    """ValueError unless the first expansion of a step is that of the root alone."""
+    if not begun and list(frontier) != [0]:
+        raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
 
 
 def visible_slots(tree: TokenTree, frontier: Sequence[int], slots: dict[int, int], start: int, pending: int) -> Tensor:

@@ -8,69 +8,58 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb import masks
-from specnb.cache import TreeLayer
-from specnb.drafters import CausalLMDraft, DraftModel, visible_slots
+from specnb.drafters import CausalLMDraft, DraftForwards, DraftModel, first_is_root
 from specnb.heads import files
-from specnb.heads.modules import Frozen, Spec, as_causal_lm
-from specnb.models import PackedLinear, pack
+from specnb.heads.modules import Frozen, HeadModel, Spec, as_causal_lm, output_layer
+from specnb.models import Graphs, PackedLinear, pack
 from specnb.target import check_tokens
 from specnb.tree import TokenTree
 
 
-def load_draft(name: str | Path, model: PreTrainedModel) -> DraftModel:
+def load_draft(name: str | Path, model: PreTrainedModel, *, capacity: int = 0) -> DraftModel:
     """A trained head as draft model for this target: by name (data/drafts) or path without suffix.
 
-    A packed target's head is packed, too. Raises ValueError, see ``heads.load``.
+    A packed target's head is packed, too. capacity: see ``draft_model``. Raises ValueError, see ``heads.load``.
     """
-    draft = draft_model(*files.load(name, model))
-    if any(isinstance(module, PackedLinear) for module in model.modules()):
-        pack(draft.model if isinstance(draft, CausalLMDraft) else draft.head)
-    return draft
+    packed = any(isinstance(module, PackedLinear) for module in model.modules())
+    return draft_model(*files.load(name, model), packed=packed, capacity=capacity)
 
 
-def draft_model(head: torch.nn.Module, spec: Spec, frozen: Frozen) -> DraftModel:
-    """The draft model around a head of any kind."""
+def draft_model(head: nn.Module, spec: Spec, frozen: Frozen, *, packed: bool = False, capacity: int = 0) -> DraftModel:
+    """The draft model around a head of any kind, its weights packed if wanted.
+
+    capacity: if above 0 its forwards are recorded (``models.Graphs``), for so many tokens of a text and a tree. Not
+    Medusa's, which are one product a step.
+    """
     if spec.kind == "vdm":
-        return CausalLMDraft(as_causal_lm(head, spec, frozen, reduced=True), ids=frozen.ids.cpu())
-    return {"eagle": EagleDraft, "edd": EddDraft, "medusa": MedusaDraft}[spec.kind](head, spec, frozen)
-
-
-def _first_is_root(begun: bool, frontier: Sequence[int]) -> None:
-    if not begun and list(frontier) != [0]:
-        raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
+        model, width = as_causal_lm(head, spec, frozen, reduced=True), None
+    elif spec.kind == "medusa":
+        model, width = nn.Sequential(head, output_layer(frozen)), None
+    else:
+        model, width = HeadModel(head, frozen, frozen.norm if spec.kind == "edd" else nn.Identity()), spec.width
+    model = pack(model.eval()) if packed else model.eval()
+    if spec.kind == "medusa":
+        return MedusaDraft(model, spec, frozen)
+    graphs = Graphs(model, capacity=capacity, width=width) if capacity else None
+    if spec.kind == "vdm":
+        return CausalLMDraft(model, ids=frozen.ids.cpu(), graphs=graphs)
+    if spec.kind == "edd":
+        return EddDraft(DraftForwards(model, graphs), spec, frozen)
+    return EagleDraft(DraftForwards(model, graphs, states=True), spec, frozen)
 
 
 class HeadDraft:
-    """What all heads share: the rows of committed tokens stand first in the cache, those of a step's tree behind."""
+    """What all heads share: what they ask the target for, and the target's embedding."""
 
     max_depth = None
 
-    def __init__(self, head: torch.nn.Module, spec: Spec, frozen: Frozen):
-        self.head, self.frozen, self.ids, self.layer = head, frozen, frozen.ids.cpu(), spec.hidden_layer
+    def __init__(self, forwards: DraftForwards | nn.Module, spec: Spec, frozen: Frozen):
+        self.forwards, self.frozen, self.ids, self.layer = forwards, frozen, frozen.ids.cpu(), spec.hidden_layer
         self.hidden_layers = () if self.layer is None else (self.layer,)
-
-    def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        check_tokens(prefix, len(self.frozen.embedding))
-        self.nothing = self.frozen.embedding.new_zeros(1, self.frozen.embedding.shape[1])  # before the first token
-        self.cache, self.length = TreeLayer(), 0
-        self.slots: dict[int, int] = {}  # expanded node → slot behind the committed rows
-
-    def _visible(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        """What new nodes see, ``visible_slots``; they get the slots behind the pending ones."""
-        pending = self.cache.used - self.length
-        visible = visible_slots(tree, frontier, self.slots, self.length, pending)
-        self.slots.update({node: pending + row for row, node in enumerate(frontier)})
-        return visible
-
-    def _attend(self, x: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        """Rows x (n, width) through the layer, their keys and values into the cache; visible: (n, all in use)."""
-        x, positions = x[None], positions.to(x.device)
-        keys, values = self.cache.update(*self.head.layer.keys_values(x, positions))
-        return self.head.layer(x, positions, keys, values, visible.to(x.device))[0]
+        self.nothing = frozen.embedding.new_zeros(1, spec.width)  # the state before the first token
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
         """(n, width) rows of the target's embedding."""
@@ -83,7 +72,8 @@ class EagleDraft(HeadDraft):
     tokens the feature the draft itself predicted at their parent. The root's row is a committed one."""
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        super().begin(prefix, hidden)
+        check_tokens(prefix, len(self.frozen.embedding))
+        self.forwards.begin()
         self.features: dict[int, Tensor] = {}  # expanded node → the feature predicted there
         self.unseen = list(prefix)  # committed tokens whose rows have not been fed, root last …
         states = [] if len(prefix) == 1 else [hidden[self.layer]]
@@ -91,27 +81,28 @@ class EagleDraft(HeadDraft):
 
     @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        _first_is_root(0 in self.features, frontier)
-        if 0 not in self.features:
-            rows = self.head.rows(self._embed(self.unseen), self.before)
-            visible = masks.visible(TokenTree.chain(self.unseen), self.length)
-            positions = self.length + torch.arange(len(rows))
-            self.length += len(rows)
+        first_is_root(not self.unseen, frontier)
+        if self.unseen:
+            logits, out = self.forwards.text(self._rows(self.unseen, self.before))
         else:
-            above = torch.stack([self.features[tree.parent_list[node]] for node in frontier])
-            rows = self.head.rows(self._embed([tree.token_list[node] for node in frontier]), above)
-            visible, positions = self._visible(tree, frontier), self.length - 1 + tree.depth[list(frontier)]
-        out = self._attend(rows, positions, visible)[-len(frontier) :]
+            rows = self._rows(
+                [tree.token_list[node] for node in frontier],
+                torch.stack([self.features[tree.parent_list[node]] for node in frontier]),
+            )
+            logits, out = self.forwards.tree(tree, frontier, rows, self.forwards.cache.length - 1)
+        self.unseen = []
         self.features.update(zip(frontier, out, strict=True))
-        return out @ self.frozen.rows.T
+        return logits
+
+    def _rows(self, tokens: Sequence[int], before: Tensor) -> Tensor:
+        return self.forwards.model.head.rows(self._embed(tokens), before)
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        fed = 0 in self.features
-        self.cache.used = self.length
-        states = hidden[self.layer]
+        states, fed = hidden[self.layer], not self.unseen
+        self.forwards.commit(())
         self.before = states if fed else torch.cat([self.before, states])
-        self.unseen = ([] if fed else self.unseen) + [*(tree.token_list[node] for node in path), next_token]
-        self.slots, self.features = {}, {}
+        self.unseen += [*(tree.token_list[node] for node in path), next_token]
+        self.features = {}
 
 
 class EddDraft(HeadDraft):
@@ -122,7 +113,8 @@ class EddDraft(HeadDraft):
     """
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        super().begin(prefix, hidden)
+        check_tokens(prefix, len(self.frozen.embedding))
+        self.forwards.begin()
         self.unseen = self._states(prefix[:-1], hidden)  # rows of the soft prompt not fed yet
 
     def _states(self, tokens: Sequence[int], hidden: dict[int, Tensor]) -> Tensor:
@@ -130,17 +122,18 @@ class EddDraft(HeadDraft):
 
     @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        _first_is_root(bool(self.slots), frontier)
+        forwards, layer = self.forwards, self.forwards.model.head.layer
+        first_is_root(bool(forwards.slots), frontier)
         if len(self.unseen):
-            places = self.length + torch.arange(len(self.unseen), device=self.unseen.device)
-            self.cache.update(*self.head.layer.keys_values(self.unseen[None], places))
-            self.length, self.unseen = self.length + len(places), self.unseen[:0]
+            places = forwards.cache.length + torch.arange(len(self.unseen), device=self.unseen.device)
+            forwards.cache.update(*layer.keys_values(self.unseen[None], places), 0)
+            forwards.cache.promote(len(places))
+            self.unseen = self.unseen[:0]
         rows = self._embed([tree.token_list[node] for node in frontier])
-        out = self._attend(rows, self.length + tree.depth[list(frontier)], self._visible(tree, frontier))
-        return self.frozen.norm(out) @ self.frozen.rows.T
+        return forwards.tree(tree, frontier, rows, forwards.cache.length)[0]
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        self.cache.used, self.slots = self.length, {}
+        self.forwards.commit(())
         tokens = [tree.token_list[node] for node in (0, *path)]
         self.unseen = torch.cat([self.unseen, self._states(tokens, hidden)])
 
@@ -150,18 +143,21 @@ class MedusaDraft(HeadDraft):
 
     @property
     def max_depth(self) -> int:
-        return len(self.head.blocks)
+        return len(self.forwards[0].blocks)
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        super().begin(prefix, hidden)
-        self.before = hidden[self.layer][-1:] if len(prefix) > 1 else self.nothing  # the state that foretold the root
+        check_tokens(prefix, len(self.frozen.embedding))
+        self._read(hidden[self.layer][-1:] if len(prefix) > 1 else self.nothing)  # the state that foretold the root
 
-    @torch.no_grad()
+    def _read(self, state: Tensor) -> None:
+        with torch.no_grad():
+            self.laws = self.forwards(state)[0]  # (heads, V_d) logits
+
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         depth = tree.depth[list(frontier)]
         if int(depth.max()) >= self.max_depth:
             raise ValueError(f"{self.max_depth} Medusa heads draft as many tokens deep, not {int(depth.max()) + 1}")
-        return (self.head(self.before)[0] @ self.frozen.rows.T)[depth.to(self.before.device)]
+        return self.laws[depth.to(self.laws.device)]
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        self.before = hidden[self.layer][-1:]
+        self._read(hidden[self.layer][-1:])

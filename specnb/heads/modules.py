@@ -3,12 +3,15 @@
 Heads reuse the target's embedding, final norm and output rows (``Frozen``), and predict a reduced vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 
@@ -95,7 +98,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """x: (B, n, width) attends to (B, key_heads, m, head_width) keys under a bool mask; (B, n, width).
 
-        mask: bool, broadcastable to (B, heads, n, m), True where a query may look; None is causal with n = m.
+        mask: broadcastable to (B, heads, n, m), bool (True where a query may look) or additive; None is causal, n = m.
         """
         query = self._rotate(self._split(self.q_proj(self.input_layernorm(x))), positions)
         seen = F.scaled_dot_product_attention(
@@ -203,6 +206,32 @@ class Frozen:
             raise ValueError(f"a reduced vocabulary is rising token ids below {len(output)}, got {ids[:3].tolist()}…")
         ids = ids.to(output.device)
         return cls(model.get_input_embeddings().weight.detach(), final_norm(model), ids, output[ids].contiguous())
+
+
+def output_layer(frozen: Frozen) -> nn.Linear:
+    """The target's output rows of the reduced vocabulary, (V_d, width), as a layer."""
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight = nn.Parameter(frozen.rows, requires_grad=False)
+    return layer
+
+
+class HeadModel(nn.Module):
+    """An Eagle or Edd head over rows that are vectors, called as transformers' models are, with a cache of one layer.
+
+    norm: what stands before the output rows.
+    """
+
+    def __init__(self, head: Eagle | Edd, frozen: Frozen, norm: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.head, self.output, self.norm = head, output_layer(frozen), (norm,)  # not a module of its own
+
+    def forward(
+        self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None, past_key_values: Cache,
+        logits_to_keep: int = 0, **_,
+    ) -> CausalLMOutput:  # fmt: skip
+        keys, values = past_key_values.update(*self.head.layer.keys_values(inputs_embeds, position_ids), 0)
+        out = self.head.layer(inputs_embeds, position_ids, keys, values, attention_mask)
+        return CausalLMOutput(logits=self.output(self.norm[0](out[:, -logits_to_keep:])), hidden_states=(out,))
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:

@@ -9,7 +9,7 @@ drafters without a trained draft, with settings
 ``vdm:vct swor traversal``: how its children come about (point, iid, swor) and who verifies them
 ``talf:salf 6,3,0.8,10 + retrieval store=own``: paths that were looked up (or ``ngram …``) merged into its tree
 ``vdm:linear``, ``vdm:streaming 256``, ``vdm:dynatree``: DynaTree's Table 1
-``edd:pct 0.06 in graphs``: any of ours, the target's forwards recorded (``graphs``)
+``edd:pct 0.06 in graphs``: any of ours, the forwards of target and draft recorded (``graphs``)
 """
 
 import re
@@ -65,7 +65,7 @@ class Method:
 
     head: the trained head, or "pair" for the pair's own draft model. alone: a drafter that needs none, by name and
     settings. merged: what is looked up and goes into the head's tree. verifier: at temperature > 0; greedy otherwise.
-    graphs: whether the target's forwards are recorded.
+    graphs: whether forwards are recorded.
     """
 
     name: str
@@ -120,15 +120,20 @@ def method(name: str) -> Method:
     return Method(name, None, head, rule, drawn, verifiers.BY_NAME[verifier], merged=other or None, window=window)
 
 
-def draft_model(head: str, pair: models.Pair) -> DraftModel:
-    """A trained head or the pair's own draft model; "edd@1.3" is edd with its logits divided by 1.3."""
+def draft_model(head: str, pair: models.Pair, capacity: int = 0) -> DraftModel:
+    """A trained head or the pair's own draft model; "edd@1.3" is edd with its logits divided by 1.3.
+
+    capacity: if above 0 its forwards are recorded, for so many tokens.
+    """
     name, at, temperature = head.partition("@")
     if name == "pair":
         if pair.draft is None:
             raise ValueError(f"the pair {pair.name} has no draft model of its own: name a trained head")
-        found = drafters.CausalLMDraft(pair.draft, vocabulary=pair.target.get_output_embeddings().weight.shape[0])
+        graphs = models.Graphs(pair.draft, capacity=capacity) if capacity else None
+        vocabulary = pair.target.get_output_embeddings().weight.shape[0]
+        found = drafters.CausalLMDraft(pair.draft, vocabulary=vocabulary, graphs=graphs)
     else:
-        found = heads.load_draft(name, pair.target)
+        found = heads.load_draft(name, pair.target, capacity=capacity)
     return drafters.Tempered(found, float(temperature)) if at else found
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specnb import models
 from specnb.drafters import DraftModel, TreeDrafter
-from specnb.growth import Frontier, Growth, Past, Salf, last_level, threshold
+from specnb.growth import Frontier, Growth, last_level
 from specnb.lab import methods
 from specnb.lab.run import ALONE, draft_model, generate, loaded
 from specnb.models import files, prompts
@@ -224,21 +224,6 @@ def turn(recording: Recording, at: int, rule: Growth) -> Turn:
 def tau(turns: Sequence[Turn]) -> float:
     """Mean acceptance length: tokens per step, bonus included."""
     return sum(turn.accepted + 1 for turn in turns) / len(turns)
-
-
-def replay_adaptive(recording: Recording, rule: Salf, seconds: Callable[[Turn], float]) -> list[Turn]:
-    """The steps of decoding along a recorded text with a threshold that is learnt on the way, from rule's own on.
-
-    seconds: what a step costs, from measured prices.
-    """
-    past: list[Past] = []
-
-    def step(at: int) -> Turn:
-        found = turn(recording, at, replace(rule, threshold=threshold(past, rule.threshold)))
-        past.append(Past(seconds(found), found.accepted, len(found.forwards), found.mass))
-        return found
-
-    return walk(len(recording.text), step)
 
 
 def along(recording: Recording, rule: Growth, lengths: Sequence[int]) -> dict[int, list[Turn]]:

@@ -22,7 +22,8 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
 from specnb import heads, models, verifiers
-from specnb.decode import decode, now, steps
+from specnb.decode import Drafter, decode, now, steps
+from specnb.drafters import DraftModel
 from specnb.exact.gallery import Unpositioned
 from specnb.lab import methods
 from specnb.models import Graphs, files, prompts
@@ -35,7 +36,6 @@ ROW = (
     "depth", "prefill", *PHASES, "drafting", "grown", "trees", "frontiers", "text", "ids",
 )  # fmt: skip
 NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
-draft_model = cache(methods.draft_model)  # a head or the pair's own draft model, once per process
 ALONE = threading.Lock()  # drafts have a state and seconds are measured: one run at a time in a process
 
 
@@ -64,12 +64,24 @@ def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
     return models.pack(found) if packed and not pair.draft else found
 
 
-def graphs(pair: models.Pair, tokens: int) -> Graphs:
-    """Recorded forwards for texts of up to so many tokens, once per process and capacity."""
-    return _graphs(pair, 256 * -(-(tokens + max(SIZES)) // 256))
+def draft_model(head: str, pair: models.Pair, capacity: int = 0) -> DraftModel:
+    """A head or the pair's own draft model, once per process; recorded if there is a capacity."""
+    return _draft_model(head, pair, capacity)
 
 
-_graphs = cache(lambda pair, capacity: Graphs(pair.target, capacity=capacity, sizes=SIZES))
+_draft_model = cache(methods.draft_model)
+_graphs = cache(lambda pair, capacity: Graphs(pair.target, capacity=capacity))
+
+
+def built(made: methods.Method, pair: models.Pair, tokens: int) -> tuple[Drafter, DraftModel | None, Graphs | None]:
+    """A method's drafter, its draft model and the target's recorded forwards, for texts of up to so many tokens."""
+    capacity = 256 * -(-(tokens + max(SIZES)) // 256) if made.graphs else 0
+    draft, recorded = draft_model(made.head, pair, capacity) if made.head else None, None
+    drafter = methods.build(made, pair, draft)
+    if capacity:
+        recorded = _graphs(pair, capacity)
+        recorded.prepare(drafter.hidden_layers)
+    return drafter, draft, recorded
 
 
 def text(tokens: Sequence[int]) -> str:
@@ -142,11 +154,8 @@ def timed(
 
 
 def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> tuple:
-    draft = draft_model(made.head, pair) if made.head else None
-    drafter, verifier = methods.build(made, pair, draft), made.verifier if temperature else verifiers.greedy
-    recorded = graphs(pair, len(ids) + length) if made.graphs else None
-    if recorded:
-        recorded.prepare(drafter.hidden_layers)
+    drafter, draft, recorded = built(made, pair, len(ids) + length)
+    verifier = made.verifier if temperature else verifiers.greedy
     target = Target(pair.target, window=made.window, graphs=recorded)
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed, **({"eos": ()} if whole else {})}
     done, first, before = [], 0, resident()
@@ -284,8 +293,7 @@ def greedy_text(name: str, pair: models.Pair, ids: Sequence[int], length: int, t
     if made.options is not None:
         return tuple(generate(pair, ids, length, whole=True, **made.options))
     with ALONE:
-        drafter = methods.build(made, pair, draft_model(made.head, pair) if made.head else None)
-        recorded = graphs(pair, len(ids) + length) if made.graphs else None
+        drafter, _, recorded = built(made, pair, len(ids) + length)
         target = (Target if told else Unpositioned)(pair.target, window=made.window, graphs=recorded)
         return decode(target, drafter, verifiers.greedy, ids, max_new_tokens=length, eos=(), trace="none").tokens
 

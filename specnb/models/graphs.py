@@ -1,4 +1,4 @@
-"""Graphs: the target's forward at a few fixed shapes, recorded once and replayed without Python in between.
+"""Graphs: a model's forward at a few fixed shapes, recorded once and replayed without Python in between.
 
 A small model's forward is many short kernels, and on a GPU launching them takes longer than running them. A CUDA graph
 launches all of them at once, if they find their inputs, and leave their outputs, where they did when it was recorded.
@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
@@ -39,40 +38,41 @@ class FixedLayer(DynamicLayer):
 
 @dataclass(frozen=True)
 class Forward:
-    """A recorded forward over n nodes. Inputs: ids, positions (1, n), slots (n,), and for each kind of layer a mask
-    (1, 1, n, capacity).
+    """A recorded forward over n nodes. Inputs: numbers (3, n), their token ids, positions and slots; rows (1, n), these
+    ids, or (1, n, width) vectors; and for each kind of layer a mask (1, 1, n, capacity).
 
     replay returns logits (n, V) and the hidden states asked for, always in the same memory.
     """
 
-    ids: Tensor
-    positions: Tensor
-    slots: Tensor
+    numbers: Tensor
+    rows: Tensor
     masks: dict[str, Tensor]
     replay: Call
 
 
 class Graphs:
-    """Scores trees with recorded forwards of one model: ``Target(model, graphs=Graphs(model))``.
+    """Scores trees with recorded forwards of one model: ``Target(model, graphs=Graphs(model))``; drafts with it, too.
 
     capacity: slots for committed tokens and a tree, of a cache that all generations share, one at a time. sizes:
-    numbers of nodes to record at. record: how to record a call (None: ``captured`` on a GPU, ``taped`` on the CPU). A
-    forward that cannot be recorded is scored without graphs from then on, with a warning that says why. Raises
-    ValueError on a capacity or a size below 1.
+    numbers of nodes to record at. record: how to record a call (None: ``captured`` on a GPU, ``taped`` on the CPU).
+    width: of the rows, where they are vectors and not token ids (trained heads). A forward that cannot be recorded is
+    scored without graphs from then on, with a warning that says why. Raises ValueError on a capacity or a size below 1.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: nn.Module,
         *,
         capacity: int = 2048,
         sizes: Sequence[int] = SIZES,
         record: Callable[[Call], Call] | None = None,
+        width: int | None = None,
     ):
         if capacity < 1 or min(sizes, default=0) < 1:
             raise ValueError(f"capacity and sizes must be at least 1, got {capacity} and {tuple(sizes)}")
-        self.model, self.capacity, self.sizes = model, capacity, sorted(sizes)
-        self.record = record or (captured if model.device.type == "cuda" else taped)
+        self.model, self.capacity, self.sizes, self.width = model, capacity, sorted(sizes), width
+        self.like = next(model.parameters())
+        self.record = record or (captured if self.like.is_cuda else taped)
         self.cache, self.forwards, self.failed = TreeCache(capacity, fixed=True), {}, False
 
     def empty(self) -> TreeCache:
@@ -92,31 +92,33 @@ class Graphs:
         """Record forwards of all sizes now, not when a tree first needs one; empties the cache."""
         cache = self.empty()
         if not cache.layers:
-            root = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
-            self.model(root, past_key_values=cache, use_cache=True)
+            numbers = torch.zeros(3, 1, dtype=torch.int64, device=self.like.device)
+            self._run(numbers, self._rows(numbers), None, cache, ())
             self.empty()
         for size in self.sizes:
-            self._forward(size, tuple(hidden_layers))
+            self._forward(0, size, tuple(hidden_layers))
 
     @torch.no_grad()
     def score(
-        self, cache: TreeCache, ids: Tensor, positions: Tensor, mask: masks.Masks, hidden_layers: Sequence[int]
+        self, cache: TreeCache, rows: Tensor, positions: Tensor, mask: masks.Masks, hidden_layers: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]] | None:
-        """Logits (n, V) and hidden states of a tree behind the cache's committed tokens, or None if it does not fit.
+        """Logits (n, V) and hidden states of nodes behind all that is in the cache, or None if they do not fit.
 
-        ids, positions: (1, n) int64; mask: additive, (1, 1, n, committed + n), by kind of layer where they differ, or
-        None for a root that sees everything. Raises RuntimeError if the cache is not the one last given out.
+        rows: (1, n) int64 ids, or (1, n, width) vectors; positions: (1, n) int64; mask: additive, (1, 1, n, in use + n)
+        by kind of layer where they differ, or None for a root that sees everything. Raises RuntimeError if the cache is
+        not the one last given out.
         """
         if cache is not self.cache:
             raise RuntimeError("these graphs serve another generation by now: one at a time, or graphs for each")
-        n, start, layers = ids.shape[1], cache.length, tuple(hidden_layers)
-        forward = self._forward(n, layers)
+        n, start, layers = rows.shape[1], cache.length + cache.pending, tuple(hidden_layers)
+        forward = self._forward(start, n, layers)
         if forward is None:
             return None
-        size = len(forward.slots)
-        forward.ids[:, :n] = ids
-        forward.positions[:, :n] = positions
-        forward.slots.copy_(torch.arange(start, start + size))
+        size = forward.numbers.shape[1]
+        numbers = torch.zeros(3, size, dtype=torch.int64)  # filled here, moved at once
+        numbers[1, :n], numbers[2] = positions, torch.arange(start, start + size)
+        (numbers[:1] if self.width is None else forward.rows)[:, :n] = rows
+        forward.numbers.copy_(numbers)
         for kind, own in forward.masks.items():
             own.fill_(torch.finfo(own.dtype).min)
             own.diagonal(start, -2, -1).fill_(0)  # what fills up sees itself, too: not a number would spread
@@ -127,35 +129,37 @@ class Graphs:
             layer.used = start + n
         return logits, dict(zip(layers, hidden, strict=True))
 
-    def _forward(self, n: int, layers: tuple[int, ...]) -> Forward | None:
+    def _forward(self, start: int, n: int, layers: tuple[int, ...]) -> Forward | None:
         """The recorded forward that takes n nodes; None if there is none, or no room for it in the cache."""
         size = next((size for size in self.sizes if size >= n), None)
-        if self.failed or size is None or not self.cache.length + size <= self.cache.capacity == self.capacity:
+        if self.failed or size is None or not start + size <= self.cache.capacity == self.capacity:
             return None
         if (size, layers) not in self.forwards:
             try:
-                self.forwards[size, layers] = self._recorded(size, layers)
+                self.forwards[size, layers] = self._recorded(start, size, layers)
             except Exception as error:  # a model that does what cannot be recorded can still be run
                 warnings.warn(f"no graphs for {type(self.model).__name__}: {error}", stacklevel=4)
                 self.failed = True
         return self.forwards.get((size, layers))
 
-    def _recorded(self, size: int, layers: tuple[int, ...]) -> Forward:
-        device, whole = self.model.device, {"dtype": torch.int64, "device": self.model.device}
-        ids, positions, slots = torch.zeros(1, size, **whole), torch.zeros(1, size, **whole), torch.zeros(size, **whole)
-        slots.copy_(torch.arange(self.cache.length, self.cache.length + size))  # what stands there is not in use
-        table = torch.zeros(1, 1, size, self.capacity, dtype=self.model.dtype, device=device)
+    def _recorded(self, start: int, size: int, layers: tuple[int, ...]) -> Forward:
+        numbers = torch.zeros(3, size, dtype=torch.int64, device=self.like.device)
+        numbers[2] = torch.arange(start, start + size)  # what stands there is not in use
+        rows, table = self._rows(numbers), self.like.new_zeros(1, 1, size, self.capacity)
         shown = {kind: table.clone() for kind in masks.layer_kinds(self.model)}
         mask = shown if len(shown) > 1 else next(iter(shown.values()))
         self.cache.shared()  # moves the buffers, for the last time
-        fixed = Cache(layers=[FixedLayer(layer.buffers, slots) for layer in self.cache.layers])
+        fixed = Cache(layers=[FixedLayer(layer.buffers, numbers[2]) for layer in self.cache.layers])
+        return Forward(numbers, rows, shown, self.record(lambda: self._run(numbers, rows, mask, fixed, layers)))
 
-        def call() -> tuple[Tensor, ...]:
-            inputs = {"position_ids": positions, "attention_mask": mask, "past_key_values": fixed, "use_cache": True}
-            out = self.model(ids, **inputs, output_hidden_states=bool(layers))
-            return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
+    def _rows(self, numbers: Tensor) -> Tensor:
+        return numbers[:1] if self.width is None else self.like.new_zeros(1, numbers.shape[1], self.width)
 
-        return Forward(ids, positions, slots, shown, self.record(call))
+    def _run(self, numbers: Tensor, rows: Tensor, mask: masks.Masks, cache: Cache, layers: Sequence[int]) -> tuple:
+        inputs = {"input_ids" if self.width is None else "inputs_embeds": rows, "attention_mask": mask}
+        inputs |= {"position_ids": numbers[1:2], "past_key_values": cache, "use_cache": True}
+        out = self.model(**inputs, output_hidden_states=bool(layers))
+        return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
 
 
 def captured(call: Call) -> Call:

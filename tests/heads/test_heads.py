@@ -56,12 +56,12 @@ UNEVEN = growth.Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0,
 
 
 def drafted(
-    kind: str, model=None, poison: float = 0.0, break_it=lambda inner: None, prompt=(3, 1, 4, 1, 5)
+    kind: str, model=None, poison: float = 0.0, break_it=lambda inner: None, prompt=(3, 1, 4, 1, 5), capacity=0
 ) -> Compared:
     """Decode 14 tokens with a checked head of this kind over an uneven tree."""
     model = model or llama()
     parts = make(model, *KINDS[kind])
-    inner = heads.draft_model(*parts)
+    inner = heads.draft_model(*parts, capacity=capacity)
     compared = Compared(inner, parts, model, poison)
     break_it(inner)
     shape = growth.kary(2, 3) if kind == "medusa" else UNEVEN
@@ -81,6 +81,36 @@ def test_cached_drafting_equals_the_training_pass(kind, prompt):
     assert compared.worst < 1e-4
 
 
+@pytest.mark.parametrize(("kind", "of_the_prompt"), {"vdm": 1, "eagle": 1, "edd": 0, "edd without encoding": 0}.items())
+def test_recorded_drafting_equals_the_training_pass(kind, of_the_prompt):
+    """Nothing of the model runs then but the prompt's forward; EDD's soft prompt is made of keys and values alone."""
+    calls = []
+
+    def watched(inner):
+        model, forward = inner.forwards.model, inner.forwards.model.forward
+        model.forward = lambda *args, **kwargs: (calls.append(1), forward(*args, **kwargs))[1]
+
+    compared = drafted(kind, capacity=64, break_it=watched)
+    assert compared.nodes > 20
+    assert compared.worst < 1e-4
+    assert len(calls) == of_the_prompt
+    del calls[:]
+    drafted(kind, break_it=watched)
+    assert len(calls) > 10
+
+
+def stuck(inner):
+    """Replays that answer what they answered first."""
+    graphs, kept = inner.forwards.graphs, {}
+    score = graphs.score
+    graphs.score = lambda cache, rows, *rest: kept.setdefault(rows.shape[1], score(cache, rows, *rest))
+
+
+@pytest.mark.parametrize("kind", ["vdm", "eagle", "edd"])
+def test_replays_that_do_not_change_are_noticed(kind):
+    assert drafted(kind, capacity=64, break_it=stuck).worst > 1e-3
+
+
 @pytest.mark.parametrize("family", [qwen2, gpt_neox])
 @pytest.mark.parametrize("kind", ["eagle", "edd"])
 def test_heads_stand_beside_any_family(kind, family):
@@ -89,8 +119,9 @@ def test_heads_stand_beside_any_family(kind, family):
 
 def shift_positions(inner):
     """One position off: the classic fault between training and inference."""
-    rotate = inner.head.layer._rotate
-    inner.head.layer._rotate = lambda x, positions: rotate(x, positions + (positions.numel() < 4))
+    layer = inner.forwards.model.head.layer
+    rotate = layer._rotate
+    layer._rotate = lambda x, positions: rotate(x, positions + (positions.numel() < 4))
 
 
 def root_feature(inner):

@@ -195,6 +195,18 @@ def price_of(call: float, node: float):
     return lambda turn: 1 + call * len(turn.forwards) + node * (turn.nodes - 1)
 
 
+def replay_adaptive(recording: replay.Recording, rule: growth.Salf, seconds) -> list[replay.Turn]:
+    """The steps of decoding along a recorded text with a threshold that is learnt on the way, from rule's own on."""
+    past: list[growth.Past] = []
+
+    def step(at: int) -> replay.Turn:
+        found = replay.turn(recording, at, replace(rule, threshold=growth.threshold(past, rule.threshold)))
+        past.append(growth.Past(seconds(found), found.accepted, len(found.forwards), found.mass))
+        return found
+
+    return replay.walk(len(recording.text), step)
+
+
 @pytest.fixture(scope="module")
 def recording() -> replay.Recording:
     model, prompt = llama(), [7, 30, 12, 5]
@@ -211,7 +223,7 @@ def test_replayed_it_comes_near_the_best_fixed_threshold(recording, call):
     forward earns says nothing of the tenth, and the threshold looks one forward ahead.
     """
     price = price_of(call, 0.01)
-    learnt = replay.replay_adaptive(recording, RULE, price)
+    learnt = replay_adaptive(recording, RULE, price)
     assert sum(turn.accepted + 1 for turn in learnt) == len(recording.text)
     fixed = [sum(map(price, replay.replay(recording, replace(RULE, threshold=th / 10)))) for th in range(10)]
     assert sum(map(price, learnt)) < min(fixed) * 1.2
@@ -232,7 +244,7 @@ def test_the_drafter_is_the_replay_on_its_own_clock(recording):
 
     drafter.inner.observe = charged
     out = decode(Target(model), drafter, verifiers.greedy, prompt, max_new_tokens=90)
-    turns = replay.replay_adaptive(recording, RULE, price)
+    turns = replay_adaptive(recording, RULE, price)
     assert out.tokens == recording.text
     assert [(len(s.draft.tree), len(s.verdict.path)) for s in out.steps] == [(t.nodes, t.accepted) for t in turns]
     assert [past.mass for past in drafter.past] == pytest.approx([turn.mass for turn in turns])

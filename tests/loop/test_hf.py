@@ -53,22 +53,10 @@ def test_custom_generate_greedy_streams_and_stops():
     assert out[0, 3:].tolist() == text
     assert streamer.seen == [7, 8, 9, *text]
     assert streamer.ended
-    eos = text[10]
-    out = TARGET.generate(
-        ids,
-        custom_generate=speculative(NgramDrafter(), verifiers.by_draw),
-        do_sample=False,
-        max_new_tokens=20,
-        eos_token_id=eos,
-    )
+    eos, plain = text[10], {"custom_generate": speculative(NgramDrafter(), verifiers.by_draw), "max_new_tokens": 20}
+    out = TARGET.generate(ids, do_sample=False, eos_token_id=eos, **plain)
     assert out[0, 3:].tolist() == text[: text.index(eos) + 1]
-    out = TARGET.generate(
-        ids,
-        custom_generate=speculative(NgramDrafter(), verifiers.by_draw),
-        do_sample=False,
-        max_new_tokens=20,
-        return_dict_in_generate=True,
-    )
+    out = TARGET.generate(ids, do_sample=False, return_dict_in_generate=True, **plain)
     assert out.sequences[0, 3:].tolist() == text
 
 
