@@ -96,12 +96,14 @@ def steps(
     eos: int | Collection[int] | None = None,
     stop: Stop | None = None,
     coins: Callable[[int, int], Coins] = RandomCoins,
+    profile: bool = False,
 ) -> Iterator[Step]:
     """Speculative decoding, one Step at a time.
 
     eos: token ids (or one) that end the text, None for those of the model's generation config, () for none.
     stop: called with the generated tokens after each new token; a string ends the generation after that token.
     Coins for drafting and for verifying come from independent streams of the seed: coins(seed, 0), coins(seed, 1).
+    profile: wait for the GPU at the ends of a step's phases, so that their seconds are their own; slower.
     Raises ValueError, at the first step and before any work, on a prompt that is empty or no list of token ids, if
     prompt, max_new_tokens and the drafter's reach exceed the context, or on settings without sense; later, on a draft
     that does not hang off the last committed token. RuntimeError if target or drafter begins another generation before
@@ -110,7 +112,7 @@ def steps(
     prompt, warp = _checked(target, drafter, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
     eos = eos_ids(target.model) if eos is None else frozenset(token_ids([eos] if isinstance(eos, int) else eos))
     draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
-    clock, new, finish, mine = Clock(), [], None, object()
+    clock, new, finish, mine = Clock(profile), [], None, object()
     target.serving = drafter.serving = mine
     with clock("draft"):  # prefill and begin belong to the first step
         target.hidden_layers = tuple(drafter.hidden_layers)
@@ -215,16 +217,19 @@ def _finished(new: list[int], limit: int, eos: frozenset[int], stop: Stop | None
 
 
 class Clock:
-    """Seconds per phase since the last ``take``; waits for the GPU at the ends of a phase, so phases do not leak."""
+    """Seconds per phase since the last ``take``. profile: wait for the GPU at the ends of a phase.
 
-    def __init__(self):
-        self.phases: dict[str, float] = {}
+    Else what a GPU has been given to do counts in the phase that has to wait for it: that of the next read.
+    """
+
+    def __init__(self, profile: bool):
+        self.phases, self.now = {}, now if profile else time.perf_counter
 
     @contextmanager
     def __call__(self, phase: str):
-        began = now()
+        began = self.now()
         yield
-        self.phases[phase] = self.phases.get(phase, 0.0) + now() - began
+        self.phases[phase] = self.phases.get(phase, 0.0) + self.now() - began
 
     def take(self) -> dict[str, float]:
         taken, self.phases = self.phases, {}

@@ -7,6 +7,7 @@
 import hashlib
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -129,7 +130,8 @@ def timed(
     which auxiliary ones only rode along; hits: steps with a candidate; depth: sum of the trees' depths. trees,
     frontiers: sizes of the target's and the draft's forwards, "1:3 12:40" for three over one node and forty over
     twelve. grown: MB resident at the end beyond those before, with the KV cache if the method is ours. text: a hash of
-    the tokens; ids: the tokens themselves.
+    the tokens; ids: the tokens themselves. On a GPU only seconds waits until all is done: phases and drafting count
+    what is queued where the host has to wait for it.
     """
     made = methods.method(name)
     run = _ours if made.options is None else _theirs
@@ -204,9 +206,9 @@ def _calls(owner: object, name: str, size: Callable[..., int]) -> Iterator[Simpl
 
     @wraps(inner)
     def call(*args, **kwargs):
-        began = now()
+        began = time.perf_counter()  # not now(), which would hold a GPU up
         result = inner(*args, **kwargs)
-        seen.seconds.append(now() - began)
+        seen.seconds.append(time.perf_counter() - began)
         seen.sizes.append(size(*args, **kwargs))
         return result
 

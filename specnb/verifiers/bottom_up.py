@@ -124,16 +124,17 @@ def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
     law = over_columns(draft, p[at.node]) if at.p is None else at.p
     q = draft_law(draft, at.node, child, law) if at.q is None else at.q
     scale = at.survival * at.q_mass / at.p_mass  # s·p − q = (scale · law − q) / q_mass
+    rest = (
+        torch.sub(law, q, alpha=1 / scale).clamp_min_(0) if scale > 1e-300 else law
+    )  # most of the work, hence one pass
+    last = child == draft.candidates[at.node][-1]  # after it, q is done with
+    left = q.index_fill(0, draft.columns[child], 0.0) if draft.drawn is Drawn.SWOR and not last else q
+    mass, q_mass = torch.stack([rest.sum(), left.sum()]).tolist()  # one read off the device
     if scale > 1e-300:  # else nothing changes: a dead node (s = 0) stays dead, a spent q takes nothing away
-        rest = torch.sub(law, q, alpha=1 / scale).clamp_min_(0)  # most of the work, hence one pass
-        mass = float(rest.sum())
         at.survival = odds(mass * scale / at.q_mass, at.survival)
         at.p, at.p_mass = (rest, mass) if mass > 0 else (law, at.p_mass)
-    if draft.drawn is Drawn.IID:
-        at.q = q
-    elif draft.drawn is Drawn.SWOR and child != draft.candidates[at.node][-1]:  # after the last, q is done with
-        at.q = q.index_fill(0, draft.columns[child], 0.0)
-        at.q_mass = float(at.q.sum())
+    if draft.drawn is not Drawn.POINT:
+        at.q, at.q_mass = left, at.q_mass if left is q else q_mass
 
 
 def odds(mass: float, survival: float) -> float:

@@ -97,7 +97,7 @@ RULES = {
 
 
 def counted(drafter, model, verifier, temperature: float, tokens: int = 24) -> list[dict]:
-    """Reads, bytes and largest read of each step; drawn: children drawn; tried: children the verifier tried."""
+    """Reads, bytes and largest read of each step; drawn: children drawn; rejected: those the verifier rejected."""
     Marked.reads, found, levels = [], [], 0
     options = {"max_new_tokens": tokens, "temperature": temperature, "eos": ()}
     for step in loop.steps(MarkedTarget(TARGET), drafter, verifier, PROMPT, **options):
@@ -106,7 +106,14 @@ def counted(drafter, model, verifier, temperature: float, tokens: int = 24) -> l
         bytes_read, largest = sum(size for size, _ in reads), max((count for _, count in reads), default=0)
         row = {"reads": len(reads), "bytes": bytes_read, "largest": largest, "levels": level}
         drawn = 0 if step.draft.drawn is Drawn.POINT else len(step.draft.tree) - 1
-        found.append(row | {"drawn": drawn, "tried": len(step.verdict.trials), "of": len(step.draft.tree)})
+        found.append(
+            row
+            | {
+                "drawn": drawn,
+                "rejected": sum(not trial.accepted for trial in step.verdict.trials),
+                "of": len(step.draft.tree),
+            }
+        )
     return found
 
 
@@ -138,12 +145,13 @@ SAMPLED = {
 
 @pytest.mark.parametrize("verifier", SAMPLED)
 @pytest.mark.parametrize("name", MODELS)
-def test_sampled_steps_read_two_scalars_more_for_what_is_drawn_or_tried(name, verifier):
+def test_sampled_steps_read_two_scalars_more_for_what_is_drawn_or_rejected(name, verifier):
+    """And two for the next token: where it is drawn among the draft's ids and falls outside, it is drawn again."""
     model = marked(MODELS[name]())
     shape = growth.chain(3) if verifier in ("block", "token_level") else growth.kary(2, 2)
     drafter = TreeDrafter(model, shape, SAMPLED[verifier])
     for step in counted(drafter, model, verifiers.BY_NAME[verifier], 1.0):
-        assert step["reads"] <= 4 + step["levels"] + 2 * (step["drawn"] + step["tried"] + step["of"])
+        assert step["reads"] <= 4 + step["levels"] + 2 * (step["drawn"] + step["rejected"])
         assert step["bytes"] < 64 * 1024
         assert step["largest"] < REDUCED  # no row, not even of the reduced vocabulary
 
@@ -160,6 +168,15 @@ def test_a_table_that_is_moved_is_noticed(monkeypatch):
     monkeypatch.setattr(Warp, "__call__", lambda self, logits: warp(self, logits).cpu())
     steps = counted(NgramDrafter(), None, verifiers.greedy, 0.0)
     assert any(step["largest"] >= step["of"] * V for step in steps)
+
+
+@pytest.mark.parametrize("profile", [False, True])
+def test_a_gpu_is_waited_for_only_when_asked(profile, monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    out = loop.decode(Target(TARGET), NgramDrafter(), verifiers.greedy, PROMPT, max_new_tokens=6, profile=profile)
+    assert len(waits) == (2 * (1 + 4 * len(out.steps)) if profile else 0)
 
 
 def test_the_counter_counts_every_kind_of_read():
