@@ -29,16 +29,28 @@ class MergedDrafter:
         self.other.begin(prefix, warp, hidden)
 
     def propose(self, coins, max_depth) -> Draft:
-        own = self.drafter.propose(coins, max_depth).tree
-        tree = own.merge(self.other.propose(coins, max_depth).tree)  # the first one's nodes keep their numbers
+        drafted, looked_up = (one.propose(coins, max_depth) for one in (self.drafter, self.other))
+        own, tree = drafted.tree, drafted.tree.merge(looked_up.tree)  # the first one's nodes keep their numbers
         # The draft model commits by the tree that it has grown: the others become nodes of it that were never expanded.
         grown, extra = self.drafter.grown, len(tree) - len(own)
         place = [*self.drafter.kept, *range(len(grown), len(grown) + extra)]
         parents = torch.tensor([place[parent] for parent in tree.parent_list[len(own) :]], dtype=torch.int64)
         tokens, parents = torch.cat([grown.tokens, tree.tokens[len(own) :]]), torch.cat([grown.parents, parents])
         self.drafter.grown, self.drafter.kept = TokenTree(tokens, parents), place
-        return Draft(tree)
+        return Draft(tree, scores=_scores(tree, drafted, looked_up))
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.drafter.observe(draft, path, next_token, hidden, logits)
         self.other.observe(draft, path, next_token, hidden, logits)
+
+
+def _scores(tree: TokenTree, *drafts: Draft) -> torch.Tensor | None:
+    """The larger one of the probabilities that two drafts give each path; None if one of them gives none."""
+    if any(draft.scores is None for draft in drafts):
+        return None
+    place, scores = {tree.path_tokens(node): node for node in range(len(tree))}, [0.0] * len(tree)
+    for draft in drafts:
+        for node, score in enumerate(draft.scores.tolist()):
+            there = place[draft.tree.path_tokens(node)]
+            scores[there] = max(scores[there], score)
+    return torch.tensor(scores, dtype=torch.float64)

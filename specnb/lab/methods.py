@@ -8,18 +8,21 @@ drafters without a trained draft, with settings
 ``edd:pct 0.06``, ``pair:eagle2 50,6,10``: a trained head (or the pair's own draft model) and a growth rule
 ``vdm:vct swor traversal``: how its children come about (point, iid, swor) and who verifies them
 ``talf:salf 6,3,0.8,10 + retrieval store=own``: paths that were looked up (or ``ngram …``) merged into its tree
+``hass:auto + retrieval store=own``: sizes by this machine's prices and by experience (``drafters.AutoDrafter``), also
+merged with a look-up; ``auto`` is short for this one, ``pair:auto + retrieval`` is the like for other pairs
 ``vdm:linear``, ``vdm:streaming 256``, ``vdm:dynatree``: DynaTree's Table 1
 ``edd:pct 0.06 in graphs``: any of ours, the forwards of target and draft recorded (``graphs``)
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 
 from specnb import drafters, growth, heads, models, verifiers
 from specnb.decode import Drafter, PlainDrafter, Verifier
-from specnb.drafters import AdaptiveDrafter, DraftModel, MergedDrafter, TreeDrafter
+from specnb.drafters import AutoDrafter, DraftModel, MergedDrafter, TreeDrafter
 from specnb.models import Window, prompts
 from specnb.tree import Drawn
 
@@ -31,7 +34,6 @@ GROWTH = {
     "pct": growth.Pct,
     "layer": growth.LayerGain,
     "salf": growth.Salf,
-    "adaptive": growth.Salf,
     "specexec": growth.SpecExec,
     "opt": growth.OptTree,
 }
@@ -45,6 +47,7 @@ NAMED = {
     "medusa_63": growth.MEDUSA_63,
 }  # rules whose name says it all
 WINDOWS = {"streaming 1024": Window(4, 1020), "streaming 256": Window(4, 252)}  # with linear drafts
+AUTO = "hass:auto + retrieval store=own"
 THEIRS = ("generate", "generate as shipped", "prompt lookup", "assistant")
 DRAFTERS = {
     "undrafted": PlainDrafter,
@@ -96,14 +99,14 @@ def method(name: str) -> Method:
     if name.split()[0] in DRAFTERS:
         named(name, None)
         return Method(name, alone=name)
-    own, plus, other = name.partition(" + ")
+    own, plus, other = (AUTO if name == "auto" else name).partition(" + ")
     found = PATTERN.fullmatch(own)
     if not found:
         alone = ", ".join((*THEIRS, "n-gram tree", *DRAFTERS))
         rules = ", ".join((*GROWTH, *NAMED, *WINDOWS))
         raise ValueError(f"unknown method {name!r}: known are {alone}, and HEAD:RULE with RULE of {rules}")
     head, verifier, drawn = found["head"], found["verifier"] or "by_draw", Drawn[(found["drawn"] or "point").upper()]
-    window, rule = WINDOWS.get(found["rule"]), "linear" if found["rule"] in WINDOWS else found["rule"]
+    window, shape = WINDOWS.get(found["rule"]), "linear" if found["rule"] in WINDOWS else found["rule"]
     bare, at, temperature = head.partition("@")
     if at and not re.fullmatch(r"\d*\.?\d+", temperature):
         raise ValueError(f"{name!r}: a head's temperature is a number, got {temperature!r}")
@@ -112,12 +115,19 @@ def method(name: str) -> Method:
         raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained)}")
     if verifier not in verifiers.BY_NAME:
         raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(verifiers.BY_NAME)}")
-    drafting = drafter(rule, drafters.TableDraft(None), drawn=drawn)  # whether a drawn tree may grow so
-    if plus:
-        if other.split()[0] not in MERGEABLE or isinstance(drafting, AdaptiveDrafter):
-            raise ValueError(f"{name!r}: only {' and '.join(MERGEABLE)} can be merged, into a tree of fixed settings")
-        MergedDrafter(drafting, named(other, None))
-    return Method(name, None, head, rule, drawn, verifiers.BY_NAME[verifier], merged=other or None, window=window)
+    if shape == "auto":
+        if drawn is not Drawn.POINT or (plus and other.split()[0] != "retrieval"):
+            raise ValueError(
+                f"{name!r}: auto chooses nodes, it does not draw them, and takes only retrieval beside them"
+            )
+        named(other or "retrieval", None)
+    else:
+        drafting = TreeDrafter(drafters.TableDraft(None), rule(shape), drawn)  # whether a drawn tree may grow so
+        if plus and other.split()[0] not in MERGEABLE:
+            raise ValueError(f"{name!r}: only {' and '.join(MERGEABLE)} can be merged into a tree")
+        if plus:
+            MergedDrafter(drafting, named(other, None))
+    return Method(name, None, head, shape, drawn, verifiers.BY_NAME[verifier], merged=other or None, window=window)
 
 
 def draft_model(head: str, pair: models.Pair, capacity: int = 0) -> DraftModel:
@@ -137,12 +147,20 @@ def draft_model(head: str, pair: models.Pair, capacity: int = 0) -> DraftModel:
     return drafters.Tempered(found, float(temperature)) if at else found
 
 
-def build(made: Method, pair: models.Pair, loaded: DraftModel | None = None) -> Drafter:
-    """The drafter of a method of ours; loaded: its draft model, if it is there already."""
+def build(
+    made: Method,
+    pair: models.Pair,
+    loaded: DraftModel | None = None,
+    prices: tuple[Sequence[float], float] | None = None,
+) -> Drafter:
+    """The drafter of a method of ours. loaded: its draft model, if it is there already; prices: auto's."""
     if made.alone:
         return named(made.alone, pair)
-    own = drafter(made.rule, loaded or draft_model(made.head, pair), drawn=made.drawn)
-    return MergedDrafter(own, named(made.merged, pair)) if made.merged else own
+    draft, other = loaded or draft_model(made.head, pair), named(made.merged, pair) if made.merged else None
+    if made.rule == "auto":
+        return AutoDrafter(draft, *prices, other)
+    own = TreeDrafter(draft, rule(made.rule), made.drawn)
+    return MergedDrafter(own, other) if other else own
 
 
 def rule(name: str) -> growth.Growth:
@@ -157,15 +175,6 @@ def rule(name: str) -> growth.Growth:
     except (ValueError, TypeError) as error:
         settings = ", ".join(signature(GROWTH[kind]).parameters)
         raise ValueError(f"{name!r}: {kind} takes numbers with commas between: {settings} ({error})") from error
-
-
-def drafter(name: str, draft_model: DraftModel, *, drawn: Drawn = Drawn.POINT) -> TreeDrafter | AdaptiveDrafter:
-    """A drafter with the growth rule of that name; "adaptive …" is salf with a learnt threshold."""
-    if name.startswith("adaptive"):
-        if drawn is not Drawn.POINT:
-            raise ValueError(f"{name!r} stops by the values drawn: its tree must be POINT, not {drawn.name}")
-        return AdaptiveDrafter(draft_model, rule(name))
-    return TreeDrafter(draft_model, rule(name), drawn)
 
 
 def named(name: str, pair: models.Pair | None) -> Drafter:

@@ -5,16 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy.interpolate import make_interp_spline
 
 from specnb import models
-from specnb.decode import now
 from specnb.lab import methods
 from specnb.lab.replay import Turn
-from specnb.lab.run import draft_model, loaded
-from specnb.target import Target
-from specnb.tree import TokenTree
+from specnb.lab.run import curves, draft_model, loaded
 
 Curve = Mapping[int, float]  # nodes of a forward → seconds
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes at which curves are measured
@@ -28,35 +24,11 @@ def curves_block(
     dtype: str = "float32",
     packed: bool = False,
     sizes: Sequence[int] = NODES,
+    graphs: bool = False,
 ) -> list[dict[str, object]]:
-    """Seconds of a target forward over a tree of n nodes, and of draft forwards over a frontier of n, for each n.
-
-    Behind a prefix of so many tokens; sizes and models take turns. Rows: model ("target" or the draft's name), nodes,
-    and seconds as quartile, median and third quartile.
-    """
+    """``curves`` of a pair's target and of heads by name."""
     used = loaded(pair, dtype, packed)
-    tokens = torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0)).tolist()
-    drafts, rows = {name: draft_model(name, used) for name in heads}, []
-    layers = sorted({layer for draft in drafts.values() for layer in draft.hidden_layers})
-    for _ in range(repetitions):
-        target = Target(used.target, hidden_layers=layers)
-        hidden = target.prefill(tokens[:-1])
-        for n in sizes:
-            tree = TokenTree([tokens[-1], *range(1000, 1000 + n)], [-1] + [0] * n)
-            for name, draft in drafts.items():
-                draft.begin(tokens, hidden)
-                draft.expand(tree, [0])
-                began = now()
-                draft.expand(tree, range(1, n + 1))
-                rows.append((name, n, now() - began))
-            began = now()
-            target.forward(TokenTree(tree.tokens[:n], tree.parents[:n]))
-            rows.append(("target", n, now() - began))
-            target.cache.commit([])  # the same prefix for the next size
-            target.tree = None
-    table = pd.DataFrame(rows, columns=["model", "nodes", "seconds"]).groupby(["model", "nodes"], sort=False)["seconds"]
-    spread = table.quantile([0.25, 0.5, 0.75]).unstack().set_axis(["quartile", "median", "third quartile"], axis=1)
-    return spread.reset_index().to_dict("records")
+    return curves(used.target, {name: draft_model(name, used) for name in heads}, prefix, repetitions, sizes, graphs)
 
 
 def interpolated(curve: Curve, sizes: Sequence[int]) -> np.ndarray:

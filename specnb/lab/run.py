@@ -15,6 +15,7 @@ from copy import copy, deepcopy
 from functools import cache, partial, wraps
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import psutil
 import torch
@@ -30,6 +31,7 @@ from specnb.lab import methods
 from specnb.models import Graphs, files, prompts
 from specnb.models.graphs import SIZES
 from specnb.target import Target, token_ids
+from specnb.tree import TokenTree
 
 PHASES = ("draft", "target", "verify", "commit")
 ROW = (
@@ -78,11 +80,55 @@ def built(made: methods.Method, pair: models.Pair, tokens: int) -> tuple[Drafter
     """A method's drafter, its draft model and the target's recorded forwards, for texts of up to so many tokens."""
     capacity = 256 * -(-(tokens + max(SIZES)) // 256) if made.graphs else 0
     draft, recorded = draft_model(made.head, pair, capacity) if made.head else None, None
-    drafter = methods.build(made, pair, draft)
+    prices = machine(pair, made.head, capacity) if made.rule == "auto" else None
+    drafter = methods.build(made, pair, draft, prices)
     if capacity:
         recorded = _graphs(pair, capacity)
         recorded.prepare(drafter.hidden_layers)
     return drafter, draft, recorded
+
+
+def curves(model, drafts, prefix: int, repetitions: int, sizes: Sequence[int], graphs: bool) -> list[dict[str, object]]:
+    """Seconds of a target forward over a tree of n nodes, and of draft forwards over a frontier of n, for each n.
+
+    model: the target, of transformers; drafts: DraftModels by name; graphs: whether the target's forwards are recorded,
+    RuntimeError if they cannot be. Behind a prefix of so many tokens; sizes and models take turns, and the first turn,
+    which warms up, does not count. Rows: model ("target" or the draft's name), nodes, and seconds as quartile, median
+    and third quartile.
+    """
+    tokens = torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0)).tolist()
+    layers, rows = sorted({layer for draft in drafts.values() for layer in draft.hidden_layers}), []
+    recorded = Graphs(model, capacity=prefix + 2 * max(sizes)) if graphs else None
+    target = Target(model, hidden_layers=layers, graphs=recorded)
+    for turn in range(repetitions + 1):
+        hidden = target.prefill(tokens[:-1])
+        for n in sizes:
+            tree = TokenTree([tokens[-1], *range(1000, 1000 + n)], [-1] + [0] * n)
+            for name, draft in drafts.items():
+                draft.begin(tokens, hidden)
+                draft.expand(tree, [0])
+                began = now()
+                draft.expand(tree, range(1, n + 1))
+                rows.append((turn, name, n, now() - began))
+            began = now()
+            target.forward(TokenTree(tree.tokens[:n], tree.parents[:n]))
+            rows.append((turn, "target", n, now() - began))
+            target.cache.commit([])  # the same prefix for the next size
+            target.tree = None
+    if recorded and recorded.failed:
+        raise RuntimeError(f"forwards of {type(model).__name__} could not be recorded on {model.device}")
+    table = pd.DataFrame(rows, columns=["turn", "model", "nodes", "seconds"]).query("turn > 0")
+    spread = table.groupby(["model", "nodes"], sort=False)["seconds"].quantile([0.25, 0.5, 0.75]).unstack()
+    return spread.set_axis(["quartile", "median", "third quartile"], axis=1).reset_index().to_dict("records")
+
+
+@cache
+def machine(pair: models.Pair, head: str, capacity: int) -> tuple[np.ndarray, float]:
+    """What auto is told: seconds of a target forward over 1 to 32 nodes, and of a draft forward, measured here."""
+    sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    found = pd.DataFrame(curves(pair.target, {head: draft_model(head, pair, capacity)}, 300, 3, sizes, bool(capacity)))
+    median = found.set_index(["model", "nodes"])["median"]
+    return np.interp(range(1, 33), sizes, median["target"]), float(median[head].loc[2:6].median())
 
 
 def text(tokens: Sequence[int]) -> str:

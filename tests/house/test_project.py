@@ -184,7 +184,7 @@ def test_no_room_imports_one_above_it(path):
         ("decode", "from specnb import verifiers"),
         ("decode", "from .drafters.ngram import NgramDrafter"),
         ("hf", "def f():\n    from specnb.verifiers import by_draw"),
-        ("growth.adaptive", "from specnb.lab.replay import turn"),
+        ("growth.levels", "from specnb.lab.replay import turn"),
         ("verifiers.top_down", "from ..exact import law"),
         ("exact.gallery", "if True:\n    from specnb.lab import run"),
         ("training.runs", "from specnb.lab import metrics"),

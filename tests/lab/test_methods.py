@@ -3,7 +3,7 @@
 import pytest
 
 from specnb import models, verifiers
-from specnb.drafters import AdaptiveDrafter, MergedDrafter, NgramDrafter, ProgressiveDrafter, TreeDrafter
+from specnb.drafters import AutoDrafter, MergedDrafter, NgramDrafter, ProgressiveDrafter, TreeDrafter
 from specnb.lab import methods
 from specnb.models import Window
 from specnb.sampling import Warp
@@ -40,17 +40,14 @@ def test_a_method_is_what_its_name_says():
         ("edd@hot:chain 3", "a head's temperature is a number, got 'hot'"),
         ("edd:chain 3 + ", "a method has no name"),
         ("edd:chain 3 + ptd", "only ngram and retrieval can be merged"),
-        ("edd:adaptive 6,3,0.8 + ngram", "only ngram and retrieval can be merged, into a tree of fixed settings"),
+        ("edd:auto + ngram", "auto chooses nodes, it does not draw them, and takes only retrieval beside them"),
+        ("vdm:auto swor", "'vdm:auto swor': auto chooses nodes, it does not draw them"),
+        ("vdm:auto + retrieval places=3", "'places=3' is no setting of retrieval"),
     ],
 )
 def test_names_without_sense_are_refused(name, message):
     with pytest.raises(ValueError, match=message):
         methods.method(name)
-
-
-def test_a_rule_that_learns_draws_nothing():
-    with pytest.raises(ValueError, match=r"'adaptive 6,3,0\.8' stops by the values drawn"):
-        methods.method("vdm:adaptive 6,3,0.8 swor")
 
 
 @pytest.mark.model
@@ -59,11 +56,12 @@ def test_built_methods(smollm2):
         "n-gram tree": NgramDrafter,
         "ptd children=2": ProgressiveDrafter,
         "edd:pct 0.06": TreeDrafter,
-        "edd:adaptive 6,3,0.8": AdaptiveDrafter,
         "edd:chain 3 + ngram budget=8": MergedDrafter,
     }
     for name, kind in kinds.items():
         assert type(methods.build(methods.method(name), smollm2)) is kind
+    found = methods.build(methods.method("edd:auto + retrieval"), smollm2, prices=(range(1, 33), 0.1))
+    assert (type(found), found.call, type(found.inner)) == (AutoDrafter, 0.1, MergedDrafter)
     with pytest.raises(ValueError, match="the pair smollm2-135m has no draft model of its own"):
         methods.build(methods.method("pair:chain 3"), smollm2)
     own = models.Pair("own", smollm2.target, smollm2.target, smollm2.tokenizer)

@@ -1,7 +1,6 @@
 """Replay against real runs: the same trees, the same accepted lengths, for any setting; times by arithmetic."""
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +11,7 @@ from tiny_heads import make
 
 from specnb import exact, growth, heads, verifiers
 from specnb.decode import PlainDrafter, decode
-from specnb.drafters import AdaptiveDrafter, CausalLMDraft, TreeDrafter
+from specnb.drafters import CausalLMDraft, TreeDrafter
 from specnb.lab import replay
 from specnb.models import files, prompts
 from specnb.sampling import RandomCoins, Warp
@@ -185,75 +184,9 @@ def test_a_recording_serves_searches_at_every_depth_that_is_left():
                 assert found == {real.path_tokens(node) for node in range(len(real))}
 
 
-# ---- a learnt threshold ------------------------------------------------------------------------------------------
-
-RULE = growth.Salf(20, 3, 0.6, 8)
-
-
-def price_of(call: float, node: float):
-    """Seconds of a step in target calls for one token: so much a draft forward, so much a verified node."""
-    return lambda turn: 1 + call * len(turn.forwards) + node * (turn.nodes - 1)
-
-
-def replay_adaptive(recording: replay.Recording, rule: growth.Salf, seconds) -> list[replay.Turn]:
-    """The steps of decoding along a recorded text with a threshold that is learnt on the way, from rule's own on."""
-    past: list[growth.Past] = []
-
-    def step(at: int) -> replay.Turn:
-        found = replay.turn(recording, at, replace(rule, threshold=growth.threshold(past, rule.threshold)))
-        past.append(growth.Past(seconds(found), found.accepted, len(found.forwards), found.mass))
-        return found
-
-    return replay.walk(len(recording.text), step)
-
-
-@pytest.fixture(scope="module")
-def recording() -> replay.Recording:
-    model, prompt = llama(), [7, 30, 12, 5]
-    draft = CausalLMDraft(near_copy(model))
-    plain = decode(Target(model), TreeDrafter(draft, growth.chain(1)), verifiers.greedy, prompt, max_new_tokens=90)
-    return replay.record(Target(model), draft, replay.Together((replace(RULE, threshold=0),), 8), prompt, plain.tokens)
-
-
-@pytest.mark.parametrize("call", [0.02, 0.3, 2.0])
-def test_replayed_it_comes_near_the_best_fixed_threshold(recording, call):
-    """It writes the recorded text, and is not far from the best in hindsight at a low, a middle and a high price.
-
-    Farthest at the low one: this draft's first guess is nearly always right and never said to be, so what a second
-    forward earns says nothing of the tenth, and the threshold looks one forward ahead.
-    """
-    price = price_of(call, 0.01)
-    learnt = replay_adaptive(recording, RULE, price)
-    assert sum(turn.accepted + 1 for turn in learnt) == len(recording.text)
-    fixed = [sum(map(price, replay.replay(recording, replace(RULE, threshold=th / 10)))) for th in range(10)]
-    assert sum(map(price, learnt)) < min(fixed) * 1.2
-    if call == 2.0:
-        assert sum(map(price, learnt)) < max(fixed) * 0.8  # a threshold that did not matter would show nothing
-
-
-def test_the_drafter_is_the_replay_on_its_own_clock(recording):
-    """With a clock that charges forwards and nodes, the live drafter learns what the replay learns, step by step."""
-    model, prompt, price = llama(), [7, 30, 12, 5], price_of(0.3, 0.01)
-    now, drafter = [0.0], AdaptiveDrafter(CausalLMDraft(near_copy(model)), RULE, lambda: now[0])
-    observe = drafter.inner.observe
-
-    def charged(draft, *rest):
-        forwards = (0,) * len(drafter.inner.masses)
-        now[0] += price(replay.Turn(0, len(draft.tree), forwards, 0, 0.0))
-        return observe(draft, *rest)
-
-    drafter.inner.observe = charged
-    out = decode(Target(model), drafter, verifiers.greedy, prompt, max_new_tokens=90)
-    turns = replay_adaptive(recording, RULE, price)
-    assert out.tokens == recording.text
-    assert [(len(s.draft.tree), len(s.verdict.path)) for s in out.steps] == [(t.nodes, t.accepted) for t in turns]
-    assert [past.mass for past in drafter.past] == pytest.approx([turn.mass for turn in turns])
-    assert len({turn.forwards for turn in turns}) > 1
-
-
 def test_masses_are_what_each_forward_expanded():
     """The S_i of a live draft are those of its replay, and the first is the root's 1."""
-    rule = replace(RULE, threshold=0)
+    rule = growth.Salf(20, 3, 0, 8)
     everything = exact.toy_drafter(exact.random_model(8, 0), replay.Together((rule,), k=8), Drawn.POINT)
     everything.begin((0,), Warp(), {})
     recorded = everything.propose(RandomCoins(), 9)

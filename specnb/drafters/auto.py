@@ -1,0 +1,76 @@
+"""AutoDrafter: SALF, and what is looked up, sized by what forwards cost on this machine and what drafts have earned.
+
+Decoding is a renewal process: steps follow each other, each earns tokens and costs time, and the speed R in the long
+run is the ratio of the two sums. Whatever earns more than R a second raises it, whatever earns less lowers it. So a
+further draft forward pays while it earns more than R times its seconds, and a node while it earns more than R times
+the seconds that verifying it takes. Seconds are measured beforehand; what is earned is learnt from the steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from specnb.drafters.draft_models import DraftModel
+from specnb.drafters.merged import MergedDrafter
+from specnb.drafters.retrieval import RetrievalDrafter
+from specnb.drafters.tree_drafter import TreeDrafter
+from specnb.growth import Salf
+from specnb.tree import Draft
+
+REMEMBERED = 0.98  # of what was learnt, from step to step: it spans about fifty
+
+
+class AutoDrafter:
+    """A SALF tree, merged with a look-up's, whose threshold and size follow prices and experience.
+
+    target: seconds of a target forward over 1, 2, 3, … nodes; call: of a draft forward. other: a RetrievalDrafter, or
+    None. beam, width: Salf's. What it learns it keeps from text to text: R; right: accepted tokens by the sum of the
+    probabilities drafts gave them; deep: tokens accepted below depth 1 by probability expanded below the root.
+    Raises ValueError on prices that are not above 0.
+    """
+
+    reach = 0
+
+    def __init__(
+        self, draft_model: DraftModel, target: Sequence[float], call: float, other: RetrievalDrafter | None = None,
+        *, beam: int = 3, width: int = 10,
+    ):  # fmt: skip
+        self.target, self.call = np.asarray(target, dtype=float), call
+        if not (len(self.target) > 2 * beam and self.target.min() > 0 and call > 0):
+            raise ValueError(f"prices are seconds above 0, of more than {2 * beam} sizes, got {target} and {call}")
+        self.salf = TreeDrafter(draft_model, Salf(len(self.target), beam, 0.0, width, fill=True))
+        self.inner = MergedDrafter(self.salf, other) if other else self.salf
+        self.hidden_layers = draft_model.hidden_layers
+        self.first = np.array(
+            [[1.0, self.target[0]], [1.0, 1.5], [1.0, 2.0]]
+        )  # one step's worth of each, to begin with
+        self.sums = self.first.copy()  # rows: R, right, deep; each is a ratio
+
+    def begin(self, prefix, warp, hidden) -> None:
+        self.inner.begin(prefix, warp, hidden)
+
+    def propose(self, coins, max_depth) -> Draft:
+        rate, right, deep = self.sums[:, 0] / self.sums[:, 1]
+        rule, beam = self.salf.growth, self.salf.growth.beam
+        dear = rate * (self.call + self.target[2 * beam] - self.target[beam])  # in tokens: a forward, and its nodes
+        self.salf.growth = replace(rule, threshold=min(dear / deep, 0.99))
+        draft = self.inner.propose(coins, max_depth)
+        scores = draft.scores.numpy()
+        order = 1 + np.argsort(-scores[1:], kind="stable")[: len(self.target) - 1]  # parents before their children
+        gains = right * scores[order].cumsum() - rate * (self.target[1 : len(order) + 1] - self.target[0])
+        count = 1 + int(gains.argmax()) if len(gains) and gains.max() > 0 else 0
+        keep = sorted([0, *order[:count].tolist()])
+        self.salf.kept = [self.salf.kept[node] for node in keep]
+        return Draft(draft.tree.keep(keep), scores=draft.scores[keep])
+
+    def observe(self, draft, path, next_token, hidden, logits) -> None:
+        self.inner.observe(draft, path, next_token, hidden, logits)
+        masses, accepted = self.salf.masses, len(path)
+        seconds = self.target[len(draft.tree) - 1] + self.call * len(masses)
+        new = [
+            (accepted + 1, seconds),
+            (accepted, float(draft.scores.sum()) - 1),
+            (max(accepted - 1, 0), max(sum(masses) - 1, 0)),
+        ]
+        self.sums = REMEMBERED * self.sums + (1 - REMEMBERED) * self.first + new  # with no news it is tried again

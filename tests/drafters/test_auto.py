@@ -1,0 +1,78 @@
+"""AutoDrafter: the text stays, prices decide how much is drafted and verified, what was learnt goes on."""
+
+import pytest
+from tiny import llama, near_copy, tau
+
+from specnb import growth, verifiers
+from specnb.decode import decode
+from specnb.drafters import AutoDrafter, CausalLMDraft, RetrievalDrafter, TreeDrafter
+from specnb.target import Target
+
+PROMPT = [7, 30, 12, 5, 7, 30]
+CHEAP = [1 + 0.01 * n for n in range(32)]  # seconds of forwards over 1, 2, … nodes
+DEAR = [1.0, *[3.0] * 31]  # whatever is verified costs two forwards more
+DOUBLE = [1.0, *[1.3] * 31]
+
+
+def written(target, call, *, model=None, draft=None, other=None, tokens=60, temperature=0.0):
+    """A text and the drafter that wrote it."""
+    model = model or llama()
+    drafter = AutoDrafter(CausalLMDraft(draft or near_copy(model)), target, call, other and RetrievalDrafter())
+    options = {"max_new_tokens": tokens, "temperature": temperature, "eos": ()}
+    return decode(Target(model), drafter, verifiers.by_draw, PROMPT, **options), drafter
+
+
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("prices", [(CHEAP, 0.01), (CHEAP, 5.0), (DEAR, 0.01), (DOUBLE, 0.1)])
+def test_the_text_is_plain_decodings(prices, other):
+    model = llama()
+    plain = TreeDrafter(CausalLMDraft(model), growth.chain(1))
+    expected = decode(Target(model), plain, verifiers.greedy, PROMPT, max_new_tokens=60, eos=()).tokens
+    assert written(*prices, model=model, other=other)[0].tokens == expected
+
+
+def test_dear_forwards_are_few_and_dear_nodes_too():
+    free, _ = written(CHEAP, 0.001)
+    few_calls, _ = written(CHEAP, 2.0)
+    assert max(max(step.draft.tree.depth_list) for step in few_calls.steps) == 1
+    assert max(max(step.draft.tree.depth_list) for step in free.steps) > 2
+    few_nodes, _ = written(DEAR, 0.001)
+    sizes = [mean(len(step.draft.tree) for step in out.steps) for out in (free, few_nodes)]
+    assert sizes[0] > 2 * sizes[1]
+
+
+def test_nothing_is_verified_where_it_cannot_pay():
+    """A stranger's guesses are wrong: after a while few nodes are worth a third of a forward."""
+    out, drafter = written(DOUBLE, 0.01, draft=llama(1), tokens=90, temperature=1.0)
+    assert drafter.sums[1, 0] < 0.3 * drafter.sums[1, 1]
+    near, _ = written(DOUBLE, 0.01, tokens=90)
+    late = [mean(len(step.draft.tree) - 1 for step in text.steps[-20:]) for text in (out, near)]
+    assert late[0] < late[1] / 3
+    assert tau(near.steps) > 1.5
+
+
+def test_what_it_has_learnt_goes_on_to_the_next_text():
+    model = llama()
+    drafter = AutoDrafter(CausalLMDraft(near_copy(model)), CHEAP, 0.1)
+    texts, sums = [], [drafter.sums.tolist()]
+    for _ in range(2):
+        texts.append(decode(Target(model), drafter, verifiers.greedy, PROMPT, max_new_tokens=12).tokens)
+        sums.append(drafter.sums.tolist())
+    assert texts[0] == texts[1]
+    assert sums[0] != sums[1] != sums[2]
+
+
+def test_the_same_prices_and_texts_make_the_same_trees():
+    first, second = (written(CHEAP, 0.1, other=True)[0] for _ in range(2))
+    assert [step.draft.tree.token_list for step in first.steps] == [s.draft.tree.token_list for s in second.steps]
+
+
+@pytest.mark.parametrize(("target", "call"), [(CHEAP[:6], 0.1), ([0.0, *CHEAP], 0.1), (CHEAP, 0.0), (CHEAP, -1)])
+def test_prices_without_sense_are_refused(target, call):
+    with pytest.raises(ValueError, match="prices are seconds above 0, of more than 6 sizes, got"):
+        AutoDrafter(CausalLMDraft(llama()), target, call)
