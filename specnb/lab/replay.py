@@ -70,13 +70,12 @@ class Recording:
 @dataclass(frozen=True)
 class Turn:
     """One step of a replayed run: place of the next token in the text, nodes of the tree (root included), nodes
-    expanded in each draft forward, accepted draft tokens, and the path probabilities of all that was expanded."""
+    expanded in each draft forward, and accepted draft tokens."""
 
     start: int
     nodes: int
     forwards: tuple[int, ...]
     accepted: int
-    mass: float
 
 
 def record(
@@ -217,8 +216,7 @@ def turn(recording: Recording, at: int, rule: Growth) -> Turn:
         below = (c for c in tree.children[node] if c in kept and at + accepted < n - 1)
         node = next((c for c in below if tree.token_list[c] == recording.text[at + accepted]), None)
         accepted += node is not None
-    mass = float(scores[[node for frontier in frontiers for node in frontier]].sum())
-    return Turn(at, len(nodes), tuple(map(len, frontiers)), accepted, mass)
+    return Turn(at, len(nodes), tuple(map(len, frontiers)), accepted)
 
 
 def tau(turns: Sequence[Turn]) -> float:

@@ -115,7 +115,7 @@ def test_recording_prints_no_bar(model, monkeypatch, capsys):
 
 
 def test_tau_counts_the_bonus():
-    turns = [replay.Turn(0, 3, (1, 2), 1, 1.7), replay.Turn(2, 9, (1,), 0, 1.0)]
+    turns = [replay.Turn(0, 3, (1, 2), 1), replay.Turn(2, 9, (1,), 0)]
     assert replay.tau(turns) == 1.5
 
 
