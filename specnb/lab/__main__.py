@@ -31,7 +31,7 @@ def main() -> None:
     model = ArgumentParser(add_help=False)
     model.add_argument("--pair", default=models.EMBEDDED, help=f"{', '.join(models.PAIRS)}, a hub name or a folder")
     model.add_argument("--dtype", default="float32", help="bfloat16 is faster where the CPU has kernels for it")
-    model.add_argument("--packed", action="store_true", help="pack the weights: same bits, faster on such a CPU")
+    model.add_argument("--packed", action="store_true", help="pack the weights for the CPU's kernels: faster")
     model.add_argument("--out", required=True, help="writes OUT.jsonl")
     parts = parser.add_subparsers(dest="what", required=True)
     parts.add_parser("list", help="the table of experiments and its state").set_defaults(what="listing")

@@ -37,8 +37,8 @@ def checked_prompts(options: argparse.Namespace) -> list[str]:
     models.check_name(options.pair)
     models.dtype(options.dtype)
     Warp(options.temperature)
-    if options.packed and models.fastest(models.device()) != (options.dtype, True):
-        raise ValueError(f"--packed needs bfloat16 and a CPU with its kernels, this is {options.dtype}")
+    if options.packed and not (models.device().type == "cpu" and models.packing.possible(models.dtype(options.dtype))):
+        raise ValueError(f"--packed needs a CPU with kernels for packed weights of {options.dtype}")
     known = {name: methods.method(name) for name in options.methods}
     alone = [name for name, made in known.items() if made.head == "pair"]
     if alone and models.PAIRS.get(options.pair, (None, None))[1] is None:

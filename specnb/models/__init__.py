@@ -1,7 +1,7 @@
 """Models and prompts: files fetched and kept, target/draft pairs by name, prompt sets.
 
 ``pairs`` loads a model with its tokenizer (``load_pair``); ``prompts`` has the prompt sets; ``packing`` lays weights
-out for the CPU's bfloat16 kernels; ``graphs`` records forward passes (CUDA graphs); ``windows`` evicts old tokens from
+out for the CPU's matrix kernels; ``graphs`` records forward passes (CUDA graphs); ``windows`` evicts old tokens from
 a cache (StreamingLLM); ``files`` and ``provenance`` fetch, write and sign files.
 """
 

@@ -74,9 +74,9 @@ def load_pair(
     """Load a target with its tokenizer, and a draft model if the pair has one.
 
     name: a key of PAIRS, a hub name or a local folder; draft: hub name or folder, in place of the pair's own.
-    dtype: None takes bfloat16 on a device that has kernels for it, packed on a CPU, else float32, and says which.
+    dtype: None takes bfloat16 on a device that has kernels for it, else float32, packed on a CPU, and says which.
     device: None takes cuda when there; "auto" spreads a large model over all GPUs.
-    packed: lay the weights out for the CPU's bfloat16 kernels (``packing.pack``): same bits, faster.
+    packed: lay the weights out for the CPU's kernels (``packing.pack``): the same, faster.
     check: try whether the target scores trees as it scores their paths (``Target.check``), and say how exactly.
     Raises ValueError on a name that is none, if target and draft do not share a tokenizer or cannot be packed, or a
     check fails; OSError if a model cannot be fetched or read.
@@ -104,9 +104,10 @@ def load_pair(
 def fastest(where: str | torch.device) -> tuple[str, bool]:
     """The fastest dtype that is exact enough on a device, and whether to pack the weights for it."""
     kind = (device() if where == "auto" else torch.device(where)).type
-    pack = kind == "cpu" and packing.possible()
-    fast = pack or (kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))
-    return "bfloat16" if fast else "float32", pack
+    if kind == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32", False
+    chosen = torch.bfloat16 if kind == "cpu" and packing.possible(torch.bfloat16) else torch.float32
+    return str(chosen).removeprefix("torch."), kind == "cpu" and packing.possible(chosen)
 
 
 def check_tokenizers(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, name_a: str, name_b: str) -> None:

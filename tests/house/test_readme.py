@@ -100,7 +100,7 @@ def understood(line: str, monkeypatch) -> bool:
 
     for name in ("race", "price", "record", "listing"):
         monkeypatch.setattr(commands, name, check)
-    monkeypatch.setattr(models.packing, "possible", lambda: True)
+    monkeypatch.setattr(models.packing, "possible", lambda dtype: True)
     monkeypatch.setattr(models.pairs, "device", lambda: torch.device("cpu"))
     monkeypatch.setattr(models.pairs, "load_pair", stop)
     _, _, module, *arguments = shlex.split(line, comments=True)

@@ -156,7 +156,7 @@ def test_a_record_ends_with_a_word(monkeypatch, capsys):
         (("race", "generate", "--prompts", "nowhere"), "has the prompt 'nowhere'"),
         (("race", "generate", "--pair", "magic"), "unknown pair 'magic': known are smollm2-135m, pythia-2.8b"),
         (("race", "generate", "--dtype", "int3"), "unknown dtype 'int3'"),
-        (("race", "generate", "--packed"), "--packed needs bfloat16 and a CPU with its kernels, this is float32"),
+        (("race", "generate", "--dtype", "float64", "--packed"), "a CPU with kernels for packed weights of float64"),
         (("price", "medusae"), "no trained head 'medusae'"),
         (("record", "rase"), "unknown experiment 'rase': known are race"),
     ],

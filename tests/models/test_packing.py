@@ -1,4 +1,4 @@
-"""Packed weights: the same bits, in the model and in a head; refused where they cannot be."""
+"""Packed weights: the same bits in bfloat16, the same but for rounding in float32; refused where they cannot be."""
 
 import platform
 
@@ -7,7 +7,8 @@ import torch
 from tiny import llama
 from torch import nn
 
-from specnb import heads, models
+from specnb import drafters, growth, heads, models, verifiers
+from specnb.decode import decode
 from specnb.models import packing, provenance
 from specnb.target import Target
 from specnb.tree import TokenTree
@@ -26,6 +27,34 @@ def test_a_packed_layer_says_the_same_bits(bias, rows):
         assert torch.equal(packing.PackedLinear(layer)(x), layer(x))
         other = nn.Linear(48, 40, bias=bias, dtype=torch.bfloat16)
         assert not torch.equal(packing.PackedLinear(other)(x), layer(x))
+
+
+@pytest.mark.skipif(not packing.possible(torch.float32), reason="this machine is no x86 with oneDNN")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 16, 33])
+def test_in_float32_it_says_the_same_but_for_rounding(bias, rows):
+    torch.manual_seed(rows)
+    layer, other = nn.Linear(48, 40, bias=bias), nn.Linear(48, 40, bias=bias)
+    x = torch.randn(1, rows, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(packing.PackedLinear(layer)(x), layer(x), rtol=0, atol=1e-5)
+        assert (packing.PackedLinear(other)(x) - layer(x)).abs().max() > 0.1
+
+
+@pytest.mark.skipif(not packing.possible(torch.float32), reason="this machine is no x86 with oneDNN")
+@pytest.mark.model
+def test_packed_float32_writes_the_text_but_for_near_ties():
+    """Model and head packed, against the model as loaded: near ties forgiven, as in a race of texts."""
+    plain, packed = (models.load_pair(dtype="float32", packed=flag) for flag in (False, True))
+    prompt = plain.encode("Name three rivers.")
+    drafter = drafters.TreeDrafter(heads.load_draft("talf", packed.target), growth.chain(4))
+    said = decode(Target(packed.target), drafter, verifiers.greedy, prompt, max_new_tokens=24).tokens
+    with torch.no_grad():
+        logits = plain.target(torch.tensor([[*prompt, *said]])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits[range(len(said)), said]
+    assert (logits.max(dim=-1).values - chosen).max() < 1e-3
+    others = logits[range(len(said)), [*said[1:], said[0]]]
+    assert (logits.max(dim=-1).values - others).max() > 1
 
 
 @needed
@@ -61,32 +90,38 @@ def test_the_real_model_and_its_heads_say_the_same_bits():
 
 
 def test_what_cannot_be_packed_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match=r"only bfloat16 weights on the CPU can be packed, got torch\.float32 on cpu"):
-        packing.pack(llama(0))
-    monkeypatch.setattr(packing, "possible", lambda: False)
-    with pytest.raises(ValueError, match="no bfloat16 matrix kernels"):
-        packing.pack(llama(0).to(torch.bfloat16))
+    with pytest.raises(ValueError, match=r"no matrix kernels here take packed torch\.float64 weights on cpu"):
+        packing.pack(llama(0).double())
+    with pytest.raises(ValueError, match=r"no matrix kernels here take packed torch\.bfloat16 weights on meta"):
+        packing.pack(llama(0).to(torch.bfloat16).to("meta"))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(ValueError, match=f"no matrix kernels here take packed {dtype}"):
+            packing.pack(llama(0).to(dtype))
 
 
 @pytest.mark.parametrize(
-    ("machine", "onednn", "bf16", "instructions", "expected"),
+    ("machine", "onednn", "bf16", "known", "expected", "single"),
     [
-        ("x86_64", True, False, False, False),  # AVX2 alone
-        ("x86_64", True, True, False, False),  # AVX512 without instructions for bfloat16: oneDNN emulates them
-        ("x86_64", True, True, True, True),
-        ("AMD64", True, True, False, False),  # the same on Windows
-        ("AMD64", True, True, True, True),
-        ("aarch64", True, True, False, True),  # ARM servers: oneDNN looks for the instructions itself
-        ("aarch64", True, False, False, False),
-        ("arm64", False, True, False, False),  # macOS: torch without oneDNN
+        ("x86_64", True, False, False, False, True),  # AVX2 alone
+        ("x86_64", True, True, False, False, True),  # AVX512 without instructions for bfloat16: oneDNN emulates them
+        ("x86_64", True, True, True, True, True),
+        ("AMD64", True, True, False, False, True),  # the same on Windows
+        ("AMD64", True, True, True, True, True),
+        ("aarch64", True, True, False, True, False),  # ARM servers: oneDNN looks for the instructions itself
+        ("aarch64", True, False, False, False, False),
+        ("arm64", False, True, False, False, False),  # macOS: torch without oneDNN
     ],
 )
-def test_kernels_are_there_only_with_their_instructions(machine, onednn, bf16, instructions, expected, monkeypatch):
+def test_kernels_are_there_only_with_their_instructions(
+    machine, onednn, bf16, instructions, expected, single, monkeypatch
+):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: known)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert packing.possible() is expected
+    assert packing.possible(torch.float32) is single
 
 
 @pytest.mark.parametrize(("kernels", "word"), [(True, "with bfloat16"), (False, "without bfloat16")])

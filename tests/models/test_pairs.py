@@ -172,18 +172,21 @@ def test_a_folder_with_a_part_missing_names_the_part(tmp_path, file, part):
 @pytest.mark.parametrize(
     ("device", "kernels", "chosen", "packed"),
     [
-        ("cpu", True, "bfloat16", True),
-        ("cpu", False, "float32", False),
-        ("auto", True, "bfloat16", True),
-        ("cuda", True, "bfloat16", False),
-        ("cuda:1", False, "float32", False),  # a GPU that only emulates bfloat16
-        ("mps", True, "float32", False),
+        ("cpu", {torch.bfloat16, torch.float32}, "bfloat16", True),
+        ("cpu", {torch.bfloat16}, "bfloat16", True),
+        ("cpu", {torch.float32}, "float32", True),
+        ("cpu", set(), "float32", False),
+        ("auto", {torch.bfloat16}, "bfloat16", True),
+        ("cuda", {torch.bfloat16}, "bfloat16", False),
+        ("cuda:1", {torch.float32}, "float32", False),  # a GPU that only emulates bfloat16
+        ("mps", {torch.bfloat16, torch.float32}, "float32", False),
     ],
 )
 def test_the_fastest_dtype_that_is_exact_enough(device, kernels, chosen, packed, monkeypatch):
-    monkeypatch.setattr(packing, "possible", lambda: kernels)
+    monkeypatch.setattr(packing, "possible", lambda dtype: dtype in kernels)
     monkeypatch.setattr(pairs, "device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: kernels or including_emulation)
+    real = torch.bfloat16 in kernels
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: real or including_emulation)
     assert pairs.fastest(device) == (chosen, packed)
 
 
@@ -191,7 +194,7 @@ def test_the_fastest_dtype_that_is_exact_enough(device, kernels, chosen, packed,
 @pytest.mark.parametrize("asked", [None, True, False])
 def test_a_pair_without_a_dtype_takes_the_fastest_and_says_which(tiny, kernels, asked, monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(packing, "possible", lambda: kernels)
+    monkeypatch.setattr(packing, "possible", lambda dtype: kernels)
     monkeypatch.setattr(packing, "pack", lambda model: seen.append(model) or model)
     pair = models.load_pair(tiny, device="cpu", packed=asked)
     assert pair.target.dtype == (torch.bfloat16 if kernels else torch.float32)
@@ -202,7 +205,7 @@ def test_a_pair_without_a_dtype_takes_the_fastest_and_says_which(tiny, kernels, 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_dtype_that_is_named_is_taken_unpacked_and_in_silence(tiny, dtype, monkeypatch, capsys):
-    monkeypatch.setattr(packing, "possible", lambda: True)
+    monkeypatch.setattr(packing, "possible", lambda dtype: True)
     monkeypatch.setattr(packing, "pack", lambda model: pytest.fail("packed"))
     assert models.load_pair(tiny, dtype=dtype, device="cpu").target.dtype == getattr(torch, dtype)
     assert capsys.readouterr().out == ""
