@@ -113,9 +113,7 @@ def test_what_cannot_be_packed_is_refused(monkeypatch):
         ("arm64", False, True, False, False, False),  # macOS: torch without oneDNN
     ],
 )
-def test_kernels_are_there_only_with_their_instructions(
-    machine, onednn, bf16, instructions, expected, single, monkeypatch
-):
+def test_kernels_are_there_only_with_their_instructions(machine, onednn, bf16, known, expected, single, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bf16)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: known)
