@@ -47,7 +47,7 @@ def pack(model: nn.Module) -> nn.Module:
     layers = [(parent, name, layer) for parent, name, layer in layers if isinstance(layer, nn.Linear)]
     for weight in (layer.weight for *_, layer in layers):
         if weight.device.type != "cpu" or not possible(weight.dtype):
-            raise ValueError(f"no matrix kernels here to pack {weight.dtype} weights on {weight.device} for")
+            raise ValueError(f"no matrix kernels here take packed {weight.dtype} weights on {weight.device}")
     for parent, name, layer in layers:
         setattr(parent, name, PackedLinear(layer))
     return model
