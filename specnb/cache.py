@@ -3,10 +3,15 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 from transformers.cache_utils import Cache, DynamicLayer
+
+# By what name models of transformers take a cache: past_key_values, or cache from 5.24 on
+ARGUMENT = ({"cache", "past_key_values"} & {*signature(LlamaForCausalLM.forward).parameters}).pop()
 
 
 class TreeLayer(DynamicLayer):

@@ -14,13 +14,14 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from specnb.cache import ARGUMENT
 from specnb.decode import Drafter, Verifier, steps
 from specnb.sampling import Warp
 from specnb.target import Target
 
 WARPERS = {TemperatureLogitsWarper: "temperature", TopKLogitsWarper: "top_k", TopPLogitsWarper: "top_p"}  # in order
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-READ = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}  # of the model's inputs
+READ = {"attention_mask", "position_ids", ARGUMENT, "use_cache", "logits_to_keep"}  # of the model's inputs
 
 
 def speculative(drafter: Drafter, verifier: Verifier, *, streamer: BaseStreamer | None = None, graphs=None) -> Callable:
@@ -88,7 +89,7 @@ def warp_of(config: GenerationConfig, processors: LogitsProcessorList) -> Warp:
 def _check(input_ids: Tensor, config: GenerationConfig, inputs: dict) -> None:
     """ValueError for more than one text and for what would be dropped; inputs: the others that the model is given."""
     rows, count = input_ids.shape
-    mask, places, cache = map(inputs.get, ("attention_mask", "position_ids", "past_key_values"))
+    mask, places, cache = map(inputs.get, ("attention_mask", "position_ids", ARGUMENT))
     mode = config.get_generation_mode()
     if rows != 1:
         raise ValueError(f"speculative() takes one text at a time, got {rows} (batch, beams or num_return_sequences)")
@@ -99,7 +100,7 @@ def _check(input_ids: Tensor, config: GenerationConfig, inputs: dict) -> None:
     if mode not in ("greedy_search", "sample", "assisted_generation"):
         dropped.append(mode.value)
     if cache is not None and cache.get_seq_length():
-        dropped.append("a filled past_key_values")
+        dropped.append(f"a filled {ARGUMENT}")
     if places is not None and (places.shape[-1] != count or bool((places.cpu() != torch.arange(count)).any())):
         dropped.append("position_ids other than 0, 1, 2, …")
     if dropped:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb import masks
-from specnb.cache import TreeCache
+from specnb.cache import ARGUMENT, TreeCache
 from specnb.tree import TokenTree
 
 
@@ -52,7 +52,7 @@ def refusal(model: PreTrainedModel) -> str | None:
     if odd:
         return f"it has layers of the kind {min(odd)}, which take no tree mask"
     takes = inspect.signature(type(model).forward).parameters
-    if "past_key_values" not in takes:
+    if ARGUMENT not in takes:
         return "it keeps no keys and values in a cache"
     if "position_ids" not in takes:
         return "it takes no position_ids, and siblings in a tree stand at the same position"
@@ -200,7 +200,7 @@ class Target:
                 return Scores(*found)
         device = self.model.device
         inputs = {"input_ids": ids.to(device), "position_ids": position_ids.to(device), "attention_mask": mask}
-        inputs |= {"past_key_values": self.cache, "use_cache": True, "output_hidden_states": bool(self.hidden_layers)}
+        inputs |= {ARGUMENT: self.cache, "use_cache": True, "output_hidden_states": bool(self.hidden_layers)}
         with evaluating(self.model):
             out = self.model(**inputs, **kwargs)
         hidden = {layer: out.hidden_states[layer][0] for layer in self.hidden_layers}

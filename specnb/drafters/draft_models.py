@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb import masks
-from specnb.cache import TreeCache
+from specnb.cache import ARGUMENT, TreeCache
 from specnb.target import context_length, evaluating, refusal
 from specnb.tree import TokenTree
 
@@ -90,9 +90,14 @@ class DraftForwards:
         if found:
             return found[0], found[1].get(-1)
         inputs = {"input_ids" if rows.dim() == 1 else "inputs_embeds": rows[None].to(like.device)}
-        inputs |= {"position_ids": positions[None].to(like.device), "attention_mask": mask, "use_cache": True}
+        inputs |= {
+            "position_ids": positions[None].to(like.device),
+            "attention_mask": mask,
+            "use_cache": True,
+            ARGUMENT: self.cache,
+        }
         with evaluating(self.model):
-            out = self.model(**inputs, past_key_values=self.cache, output_hidden_states=bool(self.layers), **kwargs)
+            out = self.model(**inputs, output_hidden_states=bool(self.layers), **kwargs)
         return out.logits[0], out.hidden_states[-1][0] if self.layers else None
 
 

@@ -14,6 +14,8 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specnb.cache import ARGUMENT
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -226,10 +228,10 @@ class HeadModel(nn.Module):
         self.head, self.output, self.norm = head, output_layer(frozen), (norm,)  # not a module of its own
 
     def forward(
-        self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None, past_key_values: Cache,
-        logits_to_keep: int = 0, **_,
+        self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None, logits_to_keep: int = 0,
+        **others: Cache | bool,
     ) -> CausalLMOutput:  # fmt: skip
-        keys, values = past_key_values.update(*self.head.layer.keys_values(inputs_embeds, position_ids), 0)
+        keys, values = others[ARGUMENT].update(*self.head.layer.keys_values(inputs_embeds, position_ids), 0)
         out = self.head.layer(inputs_embeds, position_ids, keys, values, attention_mask)
         return CausalLMOutput(logits=self.output(self.norm[0](out[:, -logits_to_keep:])), hidden_states=(out,))
 

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
-from specnb.cache import TreeCache
+from specnb.cache import ARGUMENT, TreeCache
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -157,7 +157,7 @@ class Graphs:
 
     def _run(self, numbers: Tensor, rows: Tensor, mask: masks.Masks, cache: Cache, layers: Sequence[int]) -> tuple:
         inputs = {"input_ids" if self.width is None else "inputs_embeds": rows, "attention_mask": mask}
-        inputs |= {"position_ids": numbers[1:2], "past_key_values": cache, "use_cache": True}
+        inputs |= {"position_ids": numbers[1:2], ARGUMENT: cache, "use_cache": True}
         out = self.model(**inputs, output_hidden_states=bool(layers))
         return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb import masks
-from specnb.cache import TreeCache
+from specnb.cache import ARGUMENT, TreeCache
 from specnb.target import evaluating
 
 
@@ -76,7 +76,7 @@ def _turns(model: PreTrainedModel, rotary: torch.nn.Module | None, by: int = 7) 
     for cache, position in zip(caches, (0, by), strict=True):
         ids = torch.tensor([[token], [position]], device=model.device)
         with evaluating(model):
-            model(ids[:1], position_ids=ids[1:], past_key_values=cache, use_cache=True)
+            model(ids[:1], position_ids=ids[1:], use_cache=True, **{ARGUMENT: cache})
     pairs = [[layer.keys for layer in layers] for layers in zip(*(cache.layers for cache in caches), strict=True)]
     eps = max(torch.finfo(pairs[0][0].dtype).eps, torch.finfo(torch.float32).eps)
     return all((turned(old, rotary, by) - new).norm() < 8 * eps * new.norm() for old, new in pairs)

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
 from specnb import masks
+from specnb.cache import ARGUMENT
 from specnb.heads import Frozen, fingerprint
 from specnb.models import files
 from specnb.training.features import Features, cached
@@ -71,7 +72,7 @@ def score(model: PreTrainedModel, text: Tensor, roots: Tensor, first: Tensor, se
         seen.append(positions)
         mask = masks.by_layer(masks.additive(visible.to(device), model.dtype), model, positions, torch.cat(seen))
         ids, positions = ids[None].to(device), positions[None].to(device)
-        out = model.base_model(ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+        out = model.base_model(ids, position_ids=positions, attention_mask=mask, use_cache=True, **{ARGUMENT: cache})
         return out.last_hidden_state[0]
 
     below = (roots + 1).repeat_interleave(k)

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenize
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
+from specnb.cache import ARGUMENT
 from specnb.sampling import Warp
 
 MARK = "\u0000"
@@ -186,4 +187,4 @@ def _step(model: PreTrainedModel, tokens: Tensor, places: Tensor, cache: Cache) 
     mask = masks.additive(seen, model.dtype).transpose(0, 2)  # (rows, 1, 1, used)
     mask = masks.by_layer(mask, model, places[:, None, None], torch.arange(seen.shape[1]))
     rows = {"position_ids": places[:, None], "attention_mask": mask}
-    return model(tokens[:, None], **rows, past_key_values=cache, use_cache=True).logits[:, -1]
+    return model(tokens[:, None], **rows, **{ARGUMENT: cache}, use_cache=True).logits[:, -1]

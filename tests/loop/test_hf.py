@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from specnb import exact, growth, hf, verifiers
+from specnb.cache import ARGUMENT
 from specnb.decode import steps
 from specnb.drafters import CausalLMDraft, NgramDrafter, TableDraft, TreeDrafter
 from specnb.hf import speculative
@@ -228,7 +229,7 @@ def test_a_users_own_processor_is_taken_where_its_law_is_the_configs():
 
 def filled() -> DynamicCache:
     cache = DynamicCache(config=TARGET.config)
-    TARGET(torch.tensor([[4, 5]]), past_key_values=cache)
+    TARGET(torch.tensor([[4, 5]]), **{ARGUMENT: cache})
     return cache
 
 
@@ -236,7 +237,7 @@ DROPPED = {
     "other positions": ({"position_ids": torch.tensor([[5, 6, 7]])}, "position_ids other than 0, 1, 2"),
     "fewer positions": ({"position_ids": torch.tensor([[0, 1]])}, "position_ids other than 0, 1, 2"),
     "inputs_embeds": ({"inputs_embeds": torch.zeros(1, 3, 32)}, "inputs_embeds"),
-    "past_key_values": ({"past_key_values": filled()}, "a filled past_key_values"),
+    "a filled cache": ({ARGUMENT: filled()}, f"a filled {ARGUMENT}"),
     "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
     **{
         name: ({name: True, "return_dict_in_generate": True}, name)
@@ -265,7 +266,7 @@ def test_an_input_of_another_architecture_is_refused_by_name():
     [
         {"attention_mask": torch.ones(1, 3, dtype=torch.int64)},
         {"position_ids": torch.tensor([[0, 1, 2]])},
-        {"past_key_values": DynamicCache(config=TARGET.config)},
+        {ARGUMENT: DynamicCache(config=TARGET.config)},
         {"use_cache": False},
         {"output_scores": True},  # generate gives no scores either, without return_dict_in_generate
         {"prompt_lookup_num_tokens": 3},

@@ -8,7 +8,7 @@ from tiny import FAMILIES, VOCABULARY, llama, trees
 from transformers import DynamicCache
 
 from specnb import masks
-from specnb.cache import TreeCache
+from specnb.cache import ARGUMENT, TreeCache
 from specnb.target import Target
 from specnb.tree import TokenTree
 
@@ -32,7 +32,7 @@ def check_cache(target, committed):
     assert target.cache.pending == 0
     if committed:
         plain = DynamicCache()
-        target.model(torch.tensor([committed]), past_key_values=plain, use_cache=True)
+        target.model(torch.tensor([committed]), use_cache=True, **{ARGUMENT: plain})
         for ours, theirs in zip(target.cache.layers, plain.layers, strict=True):
             torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(ours.values, theirs.values, atol=1e-5, rtol=1e-5)

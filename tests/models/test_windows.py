@@ -7,7 +7,7 @@ from tiny import COMMON, FAMILIES, VOCABULARY, llama
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from specnb import decode, growth, masks, verifiers
-from specnb.cache import TreeCache
+from specnb.cache import ARGUMENT, TreeCache
 from specnb.drafters import CausalLMDraft, TreeDrafter
 from specnb.models import Window
 from specnb.target import Target
@@ -115,7 +115,7 @@ def test_keys_that_turn_as_llamas_do_stand_where_they_should(name, dtype):
     text.prefill(TEXT[:3])
     sink.prefill(TEXT[:9])  # its evictor is made here
     assert sink.evict.evicted == 5
-    model(torch.tensor([TEXT[:1]]), position_ids=torch.tensor([[5]]), past_key_values=alone)
+    model(torch.tensor([TEXT[:1]]), position_ids=torch.tensor([[5]]), **{ARGUMENT: alone})
     tolerance = {"atol": 0.05, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
     torch.testing.assert_close(sink.cache.layers[0].keys[..., :1, :], alone.layers[0].keys, **tolerance)
     fresh = Target(model)
