@@ -48,9 +48,12 @@ def _scores(tree: TokenTree, *drafts: Draft) -> torch.Tensor | None:
     """The larger one of the probabilities that two drafts give each path; None if one of them gives none."""
     if any(draft.scores is None for draft in drafts):
         return None
-    place, scores = {tree.path_tokens(node): node for node in range(len(tree))}, [0.0] * len(tree)
+    index = {child: node for node, child in enumerate(zip(tree.parent_list, tree.token_list, strict=True))}
+    scores = [1.0] + [0.0] * (len(tree) - 1)
     for draft in drafts:
-        for node, score in enumerate(draft.scores.tolist()):
-            there = place[draft.tree.path_tokens(node)]
-            scores[there] = max(scores[there], score)
+        place = [0]
+        for parent, token in zip(draft.tree.parent_list[1:], draft.tree.token_list[1:], strict=True):
+            place.append(index[place[parent], token])
+        for node, score in zip(place, draft.scores.tolist(), strict=True):
+            scores[node] = max(scores[node], score)
     return torch.tensor(scores, dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Methods by name: what is raced and swept, as commands, cells and figures spell it.
 
-``generate``, ``prompt lookup``, ``assistant``: transformers' own; the assistant is the pair's draft model or the vdm
+``generate``, ``prompt lookup``, ``assistant``: transformers' own; the assistant is the pair's draft model or the vdm;
+``prompt lookup 5 3``: with up to five tokens after a match of up to three, in place of what was best on tuning prompts
 ``generate as shipped``: generate with unpacked weights where all others are raced with packed ones
 ``undrafted``: our loop without drafts
 ``n-gram tree``, ``retrieval store=own``, ``ptd children=2``, ``self_draft corpus=own``, ``lookahead window=7``:
@@ -49,6 +50,8 @@ NAMED = {
 WINDOWS = {"streaming 1024": Window(4, 1020), "streaming 256": Window(4, 252)}  # with linear drafts
 AUTO = "hass:auto + retrieval store=own"
 THEIRS = ("generate", "generate as shipped", "prompt lookup", "assistant")
+LOOKUP = re.compile(r"prompt lookup(?: (?P<prompt_lookup_num_tokens>[1-9]\d*) (?P<max_matching_ngram_size>[1-9]\d*))?")
+TUNED = {"prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 2}  # the best of 3, 5, 10 and 20; of 10, also with 3
 DRAFTERS = {
     "undrafted": PlainDrafter,
     "ptd": drafters.ProgressiveDrafter,
@@ -92,8 +95,10 @@ def method(name: str) -> Method:
         if plain.options is not None:
             raise ValueError(f"{name!r}: forwards of transformers' own methods are not recorded, only ours")
         return replace(plain, name=name, graphs=True)
+    if found := LOOKUP.fullmatch(name):
+        return Method(name, {setting: int(text or TUNED[setting]) for setting, text in found.groupdict().items()})
     if name in THEIRS:
-        return Method(name, {"prompt_lookup_num_tokens": 10} if name == "prompt lookup" else {})
+        return Method(name, {})
     if name == "n-gram tree":
         return Method(name, alone="ngram")
     if name.split()[0] in DRAFTERS:

@@ -11,7 +11,10 @@ from specnb.tree import Drawn
 
 
 def test_a_method_is_what_its_name_says():
-    assert methods.method("prompt lookup").options == {"prompt_lookup_num_tokens": 10}
+    tuned = {"prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 2}
+    assert methods.method("prompt lookup").options == tuned
+    other = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
+    assert methods.method("prompt lookup 10 3").options == other
     assert methods.method("ptd children=2").alone == "ptd children=2"
     drawn = methods.method("vdm:kary 2,3 swor traversal")
     assert (drawn.head, drawn.rule, drawn.drawn, drawn.verifier) == ("vdm", "kary 2,3", Drawn.SWOR, verifiers.traversal)
