@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
@@ -16,6 +15,7 @@ from specnb.cache import ARGUMENT
 from specnb.heads import Frozen, fingerprint
 from specnb.models import files
 from specnb.training.features import Features, cached
+from specnb.tree import TokenTree
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,48 +40,28 @@ class Branches:
         return Branches(*(p.to(like.device) for p in parts), self.soft[at].to(like))
 
 
-def first_level_mask(roots: Tensor, n: int, k: int) -> Tensor:
-    """(…, m·k, n + m·k) bool: nodes below roots (…, m) see text rows up to their root, and themselves."""
-    text = torch.arange(n, device=roots.device) <= roots.repeat_interleave(k, -1)[..., None]
-    own = torch.eye(text.shape[-2], dtype=torch.bool, device=roots.device).expand(*text.shape[:-1], -1)
-    return torch.cat([text, own], -1)
-
-
-def second_level_mask(roots: Tensor, parents: Tensor, n: int) -> Tensor:
-    """(…, m·k, n + 2·m·k) bool: text rows up to the root, the parent (parents (…, m, k)) and themselves."""
-    m, k = parents.shape[-2:]
-    first = first_level_mask(roots, n, k)
-    column = (torch.arange(m, device=roots.device)[:, None] * k + parents).flatten(-2)  # (…, m·k)
-    parent = F.one_hot(column, m * k).bool()
-    return torch.cat([first[..., :n], parent, first[..., n:]], -1)
-
-
 @torch.no_grad()
 def score(model: PreTrainedModel, text: Tensor, roots: Tensor, first: Tensor, second=None) -> list[Tensor]:
     """The target's last states after nodes below roots (m,) of a text (n,), one (m, k, width) tensor per level.
 
     first: (m, k) token ids; second: function of the first level's states → (tokens (m, k), parents (m, k)), or None.
     """
-    (n,), (m, k), device = text.shape, first.shape, model.device
-    places = torch.arange(n)
-    causal = torch.cat([places[:, None] >= places, torch.zeros(n, m * k, dtype=torch.bool)], 1)
-    visible = torch.cat([causal, first_level_mask(roots, n, k)])
-    cache, seen = DynamicCache(), []  # seen: positions of what stands in the cache
+    (n,), (m, k), device, cache = text.shape, first.shape, model.device, DynamicCache()
 
-    def run(ids: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-        seen.append(positions)
-        mask = masks.by_layer(masks.additive(visible.to(device), model.dtype), model, positions, torch.cat(seen))
-        ids, positions = ids[None].to(device), positions[None].to(device)
+    def run(tree: TokenTree, begin: int) -> Tensor:
+        """States of the tree's last level; rows before ``begin`` stand in the cache."""
+        ids, positions = (x[None, begin:].to(device) for x in (tree.tokens, tree.depth))
+        mask = masks.additive(tree.ancestors[begin:].to(device), model.dtype)
+        mask = masks.by_layer(mask, model, tree.depth[begin:], tree.depth)
         out = model.base_model(ids, position_ids=positions, attention_mask=mask, use_cache=True, **{ARGUMENT: cache})
-        return out.last_hidden_state[0]
+        return out.last_hidden_state[0, -m * k :].unflatten(0, (m, k))
 
-    below = (roots + 1).repeat_interleave(k)
-    out = run(torch.cat([text, first.flatten()]), torch.cat([places, below]), visible)
-    states = [out[n:].unflatten(0, (m, k))]
+    tree = TokenTree.chain(text).grow(first.flatten(), roots.repeat_interleave(k))
+    states = [run(tree, 0)]
     if second is not None:
         tokens, parents = second(states[0])
-        out = run(tokens.flatten(), below + 1, second_level_mask(roots, parents, n))
-        states.append(out.unflatten(0, (m, k)))
+        above = n + torch.arange(0, m * k, k)[:, None] + parents
+        states.append(run(tree.grow(tokens.flatten(), above.flatten()), len(tree)))
     return states
 
 

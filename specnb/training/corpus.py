@@ -140,18 +140,13 @@ def write(
                 dialogues.append(next(stream))
                 count += len(dialogues[-1].answer)
                 bar.update(len(dialogues[-1].answer))
-            entry = _save(folder, number, dialogues)
-            number += 1
+            path = folder / f"shard-{number:03d}.npz"
+            save(path, dialogues)
+            entry = {"file": path.name, "sha256": files.sha256(path), "dialogues": len(dialogues)}
             entry |= {"settings": asdict(settings), "answer_tokens": count}
             entry |= {"seconds": round(time.monotonic() - began, 1), **provenance.facts(command)}
             manifest["shards"].append(entry)
+            number += 1
             files.write_json(folder / "manifest.json", manifest)
             have += count
     return manifest
-
-
-def _save(folder: Path, number: int, dialogues: Sequence[writing.Dialogue]) -> dict:
-    """Write shard-NNN.npz in one move; its manifest entry."""
-    path = folder / f"shard-{number:03d}.npz"
-    save(path, dialogues)
-    return {"file": path.name, "sha256": files.sha256(path), "dialogues": len(dialogues)}

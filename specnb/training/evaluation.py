@@ -90,14 +90,11 @@ def steps_of(match: Tensor) -> list[int]:
 
     A step whose root is text position s (−1 is the prompt's last token) drafts positions s + 1 to s + depth.
     """
-    depth, n = match.shape
-    accepted, at = [], 0
+    n, accepted, at = match.shape[1], [], 0
     while at < n:
-        k = 0
-        while k < depth and at + k < n - 1 and match[k, at + k]:  # the last token is the bonus, never a draft
-            k += 1
-        accepted.append(k)
-        at += k + 1
+        right = match[:, at : n - 1].diagonal()  # the last token is the bonus, never a draft
+        accepted.append(int(right.int().cumprod(0).sum()))
+        at += accepted[-1] + 1
     return accepted
 
 

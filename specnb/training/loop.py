@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from specnb.heads import Frozen
@@ -114,15 +115,13 @@ def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int 
 def gather(features: Features, rows: list[int], like: Tensor, trees: Trees = None) -> Batch:
     """One right-padded batch of dialogues, on the device and in the dtype of a tensor like this one."""
     spans = [slice(int(features.start[i]), int(features.start[i + 1])) for i in rows]
-    longest = max(s.stop - s.start for s in spans)
 
     def pad(values: Tensor) -> Tensor:
-        parts = [F.pad(values[s], (0, 0) * (values.dim() - 1) + (0, longest - (s.stop - s.start))) for s in spans]
-        return torch.stack(parts).to(like.device, like.dtype if values.is_floating_point() else torch.int64)
+        padded = pad_sequence([values[s] for s in spans], batch_first=True)
+        return padded.to(like.device, like.dtype if values.is_floating_point() else torch.int64)
 
-    answers = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for row, (i, s) in enumerate(zip(rows, spans, strict=True)):
-        answers[row, int(features.answer[i]) - s.start - 1 : s.stop - s.start - 1] = True
+    following = [torch.arange(s.start + 1, s.stop) >= features.answer[i] for i, s in zip(rows, spans, strict=True)]
+    answers = F.pad(pad_sequence(following, batch_first=True), (0, 1))
     hidden = {layer: pad(values) for layer, values in features.hidden.items()}
     tokens, soft, best, best_p = (pad(x) for x in (features.tokens, features.soft, features.best, features.best_p))
     branches = None if trees is None else trees.of(rows, like)
@@ -163,13 +162,13 @@ def train(
     optimizer = torch.optim.AdamW(
         head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay, fused=True
     )
-    state = {"step": 0, "curve": [], "best": None, "best_loss": math.inf}
+    state = {"step": 0, "curve": [], "best": None}
     terms = {**(terms or {}), "schedule": repr(schedule), "tokens": len(features.tokens)}
     if checkpoint.exists():
         state = _restore(checkpoint, terms, head, optimizer)
     with tqdm(total=steps, initial=state["step"], unit="step", disable=files.QUIET) as bar:
         for step in range(state["step"], steps):
-            if _stale(state["curve"], schedule.patience):
+            if _since_best(state["curve"]) >= schedule.patience:
                 break
             epoch, batch = plan[step]
             for group in optimizer.param_groups:
@@ -190,8 +189,7 @@ def train(
                 mean = state.pop("loss") / per_epoch
                 state["curve"].append({"epoch": epoch, "step": step + 1, "loss": mean, **measured})
                 bar.set_postfix(measured)
-                if measured["validation_loss"] < state["best_loss"]:
-                    state["best_loss"] = measured["validation_loss"]
+                if _since_best(state["curve"]) == 0:
                     state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
             if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
                 parts = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
@@ -200,9 +198,10 @@ def train(
     return head, state["curve"]
 
 
-def _stale(curve: list[dict], patience: int) -> bool:
+def _since_best(curve: list[dict]) -> int:
+    """Epochs since the validation loss was lowest; -1 before the first."""
     values = [row["validation_loss"] for row in curve]
-    return bool(values) and len(values) - 1 - values.index(min(values)) >= patience
+    return len(values) - 1 - values.index(min(values)) if values else -1
 
 
 def _value(loss: Loss, head: nn.Module, frozen: Frozen, data: Batch, seed: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specnb import masks
 from specnb.heads import Eagle, Edd, Frozen, Medusa, Vdm
-from specnb.training.branches import Branches, first_level_mask, second_level_mask
+from specnb.training.branches import Branches
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,10 @@ def tree_pass(head: Eagle, frozen: Frozen, batch: Batch) -> tuple[Tensor, Tensor
     out = [head.layer(x, places, keys, values, None)]
     every = torch.arange(len(embedded), device=embedded.device)[:, None]
     above = out[0].detach()[every, trees.roots][:, :, None].expand(-1, -1, k, -1)  # the root's feature, k times
-    visible = [first_level_mask(trees.roots, n, k), second_level_mask(trees.roots, trees.parents, n)]
+    text = places <= trees.roots.repeat_interleave(k, 1)[..., None]  # (B, m·k, n): rows up to a node's root
+    own = torch.eye(m * k, dtype=torch.bool, device=places.device).expand(len(embedded), -1, -1)
+    parent = own[every, (torch.arange(0, m * k, k, device=places.device)[:, None] + trees.parents).flatten(1)]
+    visible = [torch.cat([text, own], -1), torch.cat([text, parent, own], -1)]
     for level in range(2):
         x = head.rows(F.embedding(trees.tokens[:, level], frozen.embedding), above).flatten(1, 2)
         positions = (trees.roots + 1 + level).repeat_interleave(k, 1)

@@ -35,9 +35,9 @@ def sequences(pair: models.Pair, dialogues: Sequence[Dialogue], *, questions: bo
     return [([*before, *d.question, *after], list(d.answer)) for d in dialogues]
 
 
-def vocabulary(folders: Sequence[Path] = (corpus.FOLDER, corpus.GUIDED)) -> Tensor:
+def vocabulary() -> Tensor:
     """The draft vocabulary: counted on the first shards of each corpus, so that they can grow under trained heads."""
-    return features.vocabulary(corpus.mixed(folders, VOCABULARY_SHARDS), VOCABULARY)
+    return features.vocabulary(corpus.mixed(shards=VOCABULARY_SHARDS), VOCABULARY)
 
 
 def corpus_features(
@@ -157,12 +157,9 @@ def held_out(file: Path = HELD_OUT) -> list[Dialogue]:
 def _loaded(pair: models.Pair, paths: Sequence[Path]) -> Iterator[tuple]:
     """Heads with the features of the held-out text: (head, spec, frozen, features) each."""
     dialogues, loaded = held_out(), [heads.load(path, pair.target) for path in paths]
-    layers = {spec.hidden_layer for _, spec, _ in loaded} - {None}
-    if len(layers) > 1:  # one pass of the target where they share a vocabulary
-        corpus_features(pair, dialogues, loaded[0][2].ids.cpu(), sorted(layers))
+    layers = sorted({spec.hidden_layer for _, spec, _ in loaded} - {None})  # one pass of the target for all of them
     for head, spec, frozen in loaded:
-        own = [spec.hidden_layer] if spec.hidden_layer else []
-        yield head, spec, frozen, corpus_features(pair, dialogues, frozen.ids.cpu(), own)
+        yield head, spec, frozen, corpus_features(pair, dialogues, frozen.ids.cpu(), layers)
 
 
 def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = REPORT) -> pd.DataFrame:

@@ -140,7 +140,5 @@ def _falling(spec: Spec, *, slope: float, steep: int, first: int) -> Tensor:
     angle = distance[:, None] / spec.theta ** (torch.arange(half, dtype=torch.float64) / half)
     score = -slope * torch.minimum(distance, steep + (distance - steep).clamp_min(0) / 5)
     waves = torch.cat([angle.cos(), -angle.sin()], 1)
-    weights = torch.linalg.solve(
-        waves.T @ waves + 0.05 * torch.eye(2 * half, dtype=torch.float64), waves.T @ (score - score.mean())
-    )
+    weights = _ridge(waves, (score - score.mean())[:, None], strength=0.1 / len(waves))[:, 0]
     return weights.float() * spec.head_width**0.5

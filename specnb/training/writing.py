@@ -54,19 +54,15 @@ def template(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 class RowsLayer(DynamicLayer):
     """One layer's keys and values in a (rows, heads, length, head_dim) buffer; each row writes at its own place."""
 
-    def __init__(self, places: Tensor, rows: int, length: int):
+    def __init__(self, places: Tensor, length: int):
         super().__init__()
-        self.places, self.shape = places, (rows, length)
-
-    def lazy_initialization(self, key_states: Tensor, *_) -> None:
-        _, heads, _, width = key_states.shape
-        rows, length = self.shape
-        self.keys, self.values = (key_states.new_zeros(rows, heads, length, width) for _ in range(2))
-        self.is_initialized = True
+        self.places, self.length = places, length
 
     def update(self, key_states: Tensor, value_states: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
-            self.lazy_initialization(key_states)
+            rows, heads, _, width = key_states.shape
+            self.keys, self.values = (key_states.new_zeros(rows, heads, self.length, width) for _ in range(2))
+            self.is_initialized = True
         every = torch.arange(len(self.places), device=key_states.device)
         self.keys[every, :, self.places] = key_states[:, :, 0]
         self.values[every, :, self.places] = value_states[:, :, 0]
@@ -131,7 +127,7 @@ def dialogues(
     length = len(before) + settings.longest_question + len(after) + settings.longest_answer
     device = model.device
     places = torch.full((rows,), start, device=device)  # where each row's next token goes
-    cache = Cache(layers=[RowsLayer(places, rows, length) for _ in range(model.config.num_hidden_layers)])
+    cache = Cache(layers=[RowsLayer(places, length) for _ in range(model.config.num_hidden_layers)])
     generator = torch.Generator(device=device).manual_seed(seed)
     for place, token in enumerate(before[:-1]):  # all rows share the template's opening, which is never overwritten
         places.fill_(place)

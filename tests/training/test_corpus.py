@@ -147,7 +147,7 @@ def test_a_killed_run_goes_on_from_the_last_shard(pair, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "_save", killed)
+        patch.setattr(corpus, "save", killed)
         with pytest.raises(KeyboardInterrupt):
             write(pair, tmp_path, 120)
     assert corpus.read_manifest(tmp_path) == first
