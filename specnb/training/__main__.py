@@ -21,7 +21,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="what", required=True)
     text = commands.add_parser("corpus", parents=[number], help="let the target write dialogues; resumes")
     text.add_argument("--tokens", type=int, default=1_500_000, help="answer tokens in all")
-    text.add_argument("--rows", type=int, help="dialogues written side by side")
+    text.add_argument("--rows", type=int, default=192, help="dialogues written side by side")
     text.add_argument("--seed", type=int, default=0)
     text.add_argument("--guided", action="store_true", help="questions about code, sums and texts: given first words")
     commands.add_parser("held-out", parents=[number], help="greedy answers to the held-out prompts")
@@ -57,12 +57,10 @@ def run(options: Namespace) -> None:
     pair = models.load_pair(dtype=options.dtype)
     if options.what == "corpus":
         pair.target.set_attn_implementation("specnb_grouped")
-        settings, more = {"rows": options.rows or writing.Settings.rows}, {}
-        if options.guided:
-            settings |= {"question_temperature": 0.8, "longest_question": 160}
-            more = {"folder": corpus.GUIDED, "openings": openings.openings()}
-        settings = writing.Settings(**settings)
-        corpus.write(pair, options.tokens, command=command, settings=settings, seed=options.seed, **more)
+        folder, begun = (corpus.GUIDED, openings.openings()) if options.guided else (corpus.FOLDER, ())
+        longer = {"question_temperature": 0.8, "longest_question": 160} if options.guided else {}
+        terms = {"settings": writing.Settings(rows=options.rows, **longer), "seed": options.seed, "openings": begun}
+        corpus.write(pair, options.tokens, command=command, folder=folder, **terms)
     elif options.what == "held-out":
         runs.write_held_out(pair, command)
     elif options.what == "train":

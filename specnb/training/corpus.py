@@ -94,11 +94,10 @@ def write(
     target_answer_tokens: int,
     *,
     command: str,
-    folder: Path = FOLDER,
-    settings: writing.Settings | None = None,
+    folder: Path,
+    settings: writing.Settings,
     seed: int = 0,
     shard: int = SHARD,
-    weights: str = files.SMOLLM2_GGUF.sha256,
     openings: Sequence[str] = (),
 ) -> dict:
     """Let the target write dialogues until the corpus holds so many answer tokens; returns the manifest.
@@ -109,8 +108,7 @@ def write(
     Raises ValueError if the folder's corpus was written by another model, or with another seed or other openings.
     openings: first words of questions, see ``writing.dialogues``.
     """
-    settings = settings or writing.Settings()
-    terms = {"model": {"name": pair.name, "sha256": weights}, "seed": seed}
+    terms = {"model": {"name": pair.name, "sha256": files.SMOLLM2_GGUF.sha256}, "seed": seed}
     if openings:
         terms["openings"] = hashlib.sha256(json.dumps(list(openings)).encode()).hexdigest()[:16]
     manifest = read_manifest(folder) if (folder / "manifest.json").exists() else {**terms, "shards": []}

@@ -166,34 +166,33 @@ def train(
     terms = {**(terms or {}), "schedule": repr(schedule), "tokens": len(features.tokens)}
     if checkpoint.exists():
         state = _restore(checkpoint, terms, head, optimizer)
-    with tqdm(total=steps, initial=state["step"], unit="step", disable=files.QUIET) as bar:
-        for step in range(state["step"], steps):
-            if _since_best(state["curve"]) >= schedule.patience:
-                break
-            epoch, batch = plan[step]
-            for group in optimizer.param_groups:
-                group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
-            data = gather(features, batch, frozen.rows, trees)
-            value = _value(loss, head, frozen, data, schedule.seed * 1_000_003 + step)
-            if not torch.isfinite(value):
-                raise ValueError(f"the loss is {value.item()} at step {step}: lower the learning rate and start over")
-            optimizer.zero_grad()
-            value.backward()
-            nn.utils.clip_grad_norm_(head.parameters(), schedule.clip)
-            optimizer.step()
-            state["step"] = step + 1
-            state["loss"] = state.get("loss", 0.0) + value.item()
-            bar.update()
-            if state["step"] % per_epoch == 0:
-                measured = validate(head, frozen, features, validation, loss, schedule, trees)
-                mean = state.pop("loss") / per_epoch
-                state["curve"].append({"epoch": epoch, "step": step + 1, "loss": mean, **measured})
-                bar.set_postfix(measured)
-                if _since_best(state["curve"]) == 0:
-                    state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
-            if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
-                parts = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
-                files.write_torch(checkpoint, {"terms": terms, "state": state, **parts})
+    bar = tqdm(range(state["step"], steps), total=steps, initial=state["step"], unit="step", disable=files.QUIET)
+    for step in bar:
+        if _since_best(state["curve"]) >= schedule.patience:
+            break
+        epoch, batch = plan[step]
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
+        data = gather(features, batch, frozen.rows, trees)
+        value = _value(loss, head, frozen, data, schedule.seed * 1_000_003 + step)
+        if not torch.isfinite(value):
+            raise ValueError(f"the loss is {value.item()} at step {step}: lower the learning rate and start over")
+        optimizer.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(head.parameters(), schedule.clip)
+        optimizer.step()
+        state["step"] = step + 1
+        state["loss"] = state.get("loss", 0.0) + value.item()
+        if state["step"] % per_epoch == 0:
+            measured = validate(head, frozen, features, validation, loss, schedule, trees)
+            mean = state.pop("loss") / per_epoch
+            state["curve"].append({"epoch": epoch, "step": step + 1, "loss": mean, **measured})
+            bar.set_postfix(measured)
+            if _since_best(state["curve"]) == 0:
+                state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
+        if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
+            parts = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
+            files.write_torch(checkpoint, {"terms": terms, "state": state, **parts})
     head.load_state_dict(state["best"])
     return head, state["curve"]
 

@@ -150,9 +150,7 @@ def vdm_pass(head: Vdm, frozen: Frozen, embedded: Tensor) -> Tensor:
 Loss = Callable[[nn.Module, Frozen, Batch, torch.Generator], Tensor]
 
 
-def eagle_loss(
-    head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator, *, regression: float = 0.1
-) -> Tensor:
+def eagle_loss(head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator) -> Tensor:
     """EAGLE: cross-entropy plus SmoothL1 of the features, with uniform noise on the features fed in.
 
     The weights are those of the SALF & TALF paper (section 4.1, cross-entropy ten times the regression), the reverse
@@ -163,7 +161,7 @@ def eagle_loss(
     (out,) = eagle_pass(head, batch.embedded(frozen), features + noise, 1)
     h = out[batch.answers]
     near = F.smooth_l1_loss(h.float(), features[batch.answers].float())
-    return cross_entropy(h, frozen, batch.soft[batch.answers]) + regression * near
+    return cross_entropy(h, frozen, batch.soft[batch.answers]) + 0.1 * near
 
 
 def hass_loss(

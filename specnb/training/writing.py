@@ -30,7 +30,7 @@ class Dialogue:
     greedy: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """How dialogues are sampled. Lengths are in tokens; longer questions are thrown away, longer answers cut."""
 
@@ -40,7 +40,7 @@ class Settings:
     shortest_question: int = 4
     longest_question: int = 80
     longest_answer: int = 448
-    rows: int = 192
+    rows: int
 
 
 def template(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -126,13 +126,12 @@ def dialogues(
     end, rows, start = after[0], settings.rows, len(before) - 1
     length = len(before) + settings.longest_question + len(after) + settings.longest_answer
     device = model.device
-    places = torch.full((rows,), start, device=device)  # where each row's next token goes
+    places = torch.zeros(rows, dtype=torch.int64, device=device)  # where each row's next token goes
     cache = Cache(layers=[RowsLayer(places, length) for _ in range(model.config.num_hidden_layers)])
     generator = torch.Generator(device=device).manual_seed(seed)
-    for place, token in enumerate(before[:-1]):  # all rows share the template's opening, which is never overwritten
-        places.fill_(place)
+    for token in before[:-1]:  # all rows share the template's opening, which is never overwritten
         _step(model, torch.full((rows,), token, device=device), places, cache)
-    places.fill_(start)
+        places += 1
 
     def fresh(number: int) -> Row:
         opening = openings[int(torch.randint(len(openings), (), generator=generator))] if openings else ()
@@ -145,10 +144,8 @@ def dialogues(
         asking = torch.tensor([row.answer is None for row in writing], device=device)
         drawing = torch.tensor([row.answer is not None and not row.greedy for row in writing], device=device)
         chosen = logits.argmax(-1)
-        if asking.any():
-            chosen[asking] = sample(logits[asking], settings.question_temperature, settings.question_top_p, generator)
-        if drawing.any():
-            chosen[drawing] = sample(logits[drawing], settings.answer_temperature, 1.0, generator)
+        chosen[asking] = sample(logits[asking], settings.question_temperature, settings.question_top_p, generator)
+        chosen[drawing] = sample(logits[drawing], settings.answer_temperature, 1.0, generator)
         places += 1
         feed = chosen.tolist()
         for i, row in enumerate(writing):

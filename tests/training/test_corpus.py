@@ -162,7 +162,7 @@ def test_a_killed_run_goes_on_from_the_last_shard(pair, tmp_path, monkeypatch):
 def test_other_terms_are_refused(pair, tmp_path):
     write(pair, tmp_path, 60)
     with pytest.raises(ValueError, match="was written with model"):
-        write(pair, tmp_path, 120, weights="other")
+        write(SimpleNamespace(**{**vars(pair), "name": "other"}), tmp_path, 120)
     with pytest.raises(ValueError, match="was written with openings None"):
         write(pair, tmp_path, 120, openings=["w6 w7"])
 
