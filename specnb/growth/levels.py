@@ -5,6 +5,7 @@ list stops. ``finish(tree, scores)`` names the nodes to keep, or None for all. s
 drafter's probability of each node's path, 1 for the root.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,17 +20,21 @@ Frontier = Sequence[tuple[int, int]]  # (node, number of children)
 
 
 class Growth(Protocol):
-    """A growth rule. ``prunes`` says that finish may drop drawn nodes, which only POINT trees survive unbiased."""
+    """A growth rule; one that is derived from this class keeps all that it drafts, unless it says otherwise.
 
-    prunes: bool
+    ``prunes`` says that finish may drop drawn nodes, which only POINT trees survive unbiased.
+    """
+
+    prunes: bool = False
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier: ...
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> Sequence[int] | None: ...
+    def finish(self, tree: TokenTree, scores: Tensor) -> Sequence[int] | None:
+        return None
 
 
 @dataclass(frozen=True)
-class Static:
+class Static(Growth):
     """A fixed shape: one path of ranks per node (EAGLE-1's and Medusa's ``choices``; vLLM's token tree).
 
     A node's rank is its place among its siblings in drawing order. Where a law had too few tokens for a
@@ -37,7 +42,6 @@ class Static:
     """
 
     paths: tuple[tuple[int, ...], ...]
-    prunes = False
 
     def __post_init__(self):
         object.__setattr__(self, "paths", tuple(map(tuple, self.paths)))
@@ -50,11 +54,7 @@ class Static:
     @cached_property
     def widths(self) -> dict[tuple[int, ...], int]:
         """Rank path of a node → its number of children."""
-        widths: dict[tuple[int, ...], int] = {}
-        for path in self.paths:
-            if path:
-                widths[path[:-1]] = widths.get(path[:-1], 0) + 1
-        return widths
+        return Counter(path[:-1] for path in self.paths if path)
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         ranks: list[tuple[int, ...]] = [()]
@@ -62,9 +62,6 @@ class Static:
             parent = tree.parent_list[node]
             ranks.append((*ranks[parent], tree.children[parent].index(node)))
         return [(i, self.widths[ranks[i]]) for i in last_level(tree) if ranks[i] in self.widths]
-
-    def finish(self, tree: TokenTree, scores: Tensor) -> None:
-        return None
 
 
 def kary(k: int, depth: int) -> Static:
@@ -79,7 +76,7 @@ def chain(gamma: int) -> Static:
 
 
 @dataclass(frozen=True)
-class DynaTree:
+class DynaTree(Growth):
     """DynaTree's growth (Chen et al., Algorithm 1): width branch below the likeliest token, pruned by path probability.
 
     The draft's top token stands alone below the root; below it every node of a level whose path has at least the
@@ -95,7 +92,6 @@ class DynaTree:
     threshold: float = 0.03
     budget: int = 128
     first: int = 1
-    prunes = False
 
     def __post_init__(self):
         at_least_one(self, "depth", "branch", "budget", "first")
@@ -112,9 +108,6 @@ class DynaTree:
                 frontier.append((node, wanted))
                 room -= wanted
         return frontier
-
-    def finish(self, tree: TokenTree, scores: Tensor) -> None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -183,33 +176,25 @@ class Pct:
 
     Every node of a level with C(node) ≥ cost gets k children, for at most depth levels; cost is a draft call's share
     of a target call, s_d / s_t (equation 5). In the end leaves below ``leaf`` go. Since a level's C sum to at most
-    1, no more than 1 / cost nodes are expanded in a level. Variants of the paper's ablation: leaf=0 removes none;
-    alone=True asks the token's own confidence instead of the path's ("w/o expected time gain", as we read it), which
-    bounds nothing: budget then ends the tree, the likeliest nodes of a level first.
+    1, no more than 1 / cost nodes are expanded in a level. leaf=0 removes none.
     """
 
     cost: float = 0.1
     k: int = 5
     depth: int = 10
     leaf: float = 0.01
-    alone: bool = False
-    budget: int = 100_000
     prunes = True
 
     def __post_init__(self):
-        if self.budget < self.k:
-            raise ValueError(f"Pct's budget must be at least k = {self.k}, got {self.budget}")
         if not 0 <= self.cost <= 1 or not 0 <= self.leaf <= self.cost:
             raise ValueError(f"Pct needs 0 ≤ leaf ≤ cost ≤ 1 (s_d / s_t), got leaf {self.leaf} and cost {self.cost}")
         at_least_one(self, "k", "depth")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        deepest, room = tree.depth_list[-1], self.budget - (len(tree) - 1)
-        if deepest >= self.depth:
+        if tree.depth_list[-1] >= self.depth:
             return []
-        chance, above = scores.tolist(), tree.parent_list
-        worth = [n for n in last_level(tree) if chance[n] / (chance[above[n]] if self.alone and n else 1) >= self.cost]
-        return [(node, self.k) for node in best(worth, scores, room // self.k)]
+        chances = scores.tolist()
+        return [(node, self.k) for node in last_level(tree) if chances[node] >= self.cost]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
         return _at_least(self.leaf, scores)  # no expanded node lies below

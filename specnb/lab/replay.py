@@ -109,8 +109,7 @@ def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tup
 
     Raises ValueError where the rule wants a child that was not recorded.
     """
-    *before, last = _turns(tree, scores, rule, max_depth)
-    _refuse_short(tree, rule, last)
+    *before, last = _whole(tree, scores, rule, max_depth)
     return _kept(rule, scores, last), [[nodes[i] for i in frontier] for nodes, _, frontier, _ in before]
 
 
@@ -122,14 +121,6 @@ def _kept(rule: Growth, scores: Tensor, turn: Before) -> list[int]:
     nodes, grown, _, _ = turn
     keep = rule.finish(grown, scores[nodes])
     return nodes if keep is None else [nodes[i] for i in sorted({0, *keep})]
-
-
-def _refuse_short(tree: TokenTree, rule: Growth, turn: Before) -> None:
-    for node, k in turn[3].items():
-        raise ValueError(
-            f"{rule} wants {k} children where the recording has {len(tree.children[node])}: "
-            f"record with a wider, deeper or less pruned tree"
-        )
 
 
 def _turns(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> Iterator[Before]:
@@ -150,6 +141,15 @@ def _turns(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> Ite
         grown = grown.grow(torch.zeros_like(parents), parents)
 
 
+def _whole(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> list[Before]:
+    """All turns; ValueError where the last lacks something."""
+    turns = list(_turns(tree, scores, rule, max_depth))
+    for node, k in turns[-1][3].items():
+        have = f"wants {k} children where the recording has {len(tree.children[node])}"
+        raise ValueError(f"{rule} {have}: record with a wider, deeper or less pruned tree")
+    return turns
+
+
 @dataclass(frozen=True)
 class Stage:
     """A rule at work on a recorded tree: nodes scored so far, those expanded next, those kept if it ended here."""
@@ -161,13 +161,12 @@ class Stage:
 
 def stages(tree: TokenTree, scores: Tensor, rule: Growth) -> list[Stage]:
     """A rule's draft forwards one by one, the last stage with nothing next; ValueError as in ``regrow``."""
-    turns = list(_turns(tree, scores, rule, len(tree)))
-    _refuse_short(tree, rule, turns[-1])
+    turns = _whole(tree, scores, rule, len(tree))
     return [Stage(tuple(t[0]), tuple(t[0][i] for i in t[2]), tuple(_kept(rule, scores, t))) for t in turns]
 
 
 @dataclass(frozen=True)
-class Together:
+class Together(Growth):
     """Everything that any of several rules would draft, k children to a node: one recording to replay them all.
 
     Near a text's end trees go less deep. That only shortens rules that go level by level; others then choose other
@@ -177,7 +176,6 @@ class Together:
     rules: tuple[Growth, ...]
     k: int
     left: int | None = None
-    prunes = False
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         turns = {rule: list(_turns(tree, scores, rule, len(tree))) for rule in self.rules}
@@ -188,9 +186,6 @@ class Together:
             lacking = ([*_turns(tree, scores, rule, cap)][-1][3] for rule in jumping for cap in caps)
             wanted = {node for nodes in lacking for node in nodes}
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
-
-    def finish(self, tree: TokenTree, scores: Tensor) -> None:
-        return None
 
 
 def replay(recording: Recording, rule: Growth) -> list[Turn]:
