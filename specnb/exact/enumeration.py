@@ -56,7 +56,7 @@ class _Script:
         return self._toss((weights / weights.sum()).tolist())
 
 
-def law(fn: Callable[[Coins], Outcome], *, script: type[_Script] = _Script) -> Law:
+def law(fn: Callable[[Coins], Outcome]) -> Law:
     """The exact law of fn's result: outcome → probability, float64, every coin outcome enumerated.
 
     fn must take all its randomness from the coins and start afresh at each call.
@@ -64,7 +64,7 @@ def law(fn: Callable[[Coins], Outcome], *, script: type[_Script] = _Script) -> L
     result: Law = defaultdict(float)
     scripts: list[list[int]] = [[]]
     while scripts:
-        coins = script(scripts.pop())
+        coins = _Script(scripts.pop())
         outcome = fn(coins)
         if coins.position < len(coins.outcomes):
             raise ValueError("fn tossed other coins than at its last call: it must start afresh each time")
@@ -159,8 +159,11 @@ def engine_law(
     return law(text)
 
 
-class _AcceptOnly(_Script):
-    """A script whose choices are not enumerated: the likeliest token stands for all of them."""
+class Argmax:
+    """Coins that take the most probable token instead of drawing one."""
+
+    def __init__(self, coins: Coins):
+        self.accept = coins.accept
 
     def choose(self, probabilities: Tensor) -> int:
         return int(probabilities.argmax())
@@ -173,4 +176,4 @@ def accepted_given(draft: Draft, p: Tensor, verifier: Verifier) -> Law:
     obstacle, and n nodes take n + 1 runs of the verifier at most. Not for verifiers that elect by drawing
     (sample_and_match). The paired comparison of verifiers rests on this: no coin is left to chance.
     """
-    return law(lambda coins: verifier(draft, p, coins).path, script=_AcceptOnly)
+    return law(lambda coins: verifier(draft, p, Argmax(coins)).path)

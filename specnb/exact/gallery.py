@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specnb.decode import Drafter, Verifier
 from specnb.exact import enumeration as exact
+from specnb.exact.enumeration import Argmax
 from specnb.growth import Growth, Static, chain, kary
 from specnb.sampling import Coins, Warp
 from specnb.target import Scores, Target
@@ -83,16 +84,6 @@ class OneUniform:
         below = self.coins.accept((cut - self.low) / (self.high - self.low)) if self.high > self.low else False
         self.low, self.high = (self.low, cut) if below else (cut, self.high)
         return below
-
-
-class Argmax:
-    """Coins that take the most probable token instead of drawing one."""
-
-    def __init__(self, coins: Coins):
-        self.accept = coins.accept
-
-    def choose(self, probabilities: Tensor) -> int:
-        return int(probabilities.argmax())
 
 
 def ptd_as_printed(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
