@@ -42,10 +42,9 @@ class AutoDrafter:
         self.salf = TreeDrafter(draft_model, Salf(len(self.target), beam, 0.0, width, fill=True))
         self.inner = MergedDrafter(self.salf, other) if other else self.salf
         self.hidden_layers = draft_model.hidden_layers
-        self.first = np.array(
-            [[1.0, self.target[0]], [1.0, 1.5], [1.0, 2.0]]
-        )  # one step's worth of each, to begin with
-        self.sums = self.first.copy()  # rows: R, right, deep; each is a ratio
+        # One step's worth of R, right and deep, to begin with: each is the ratio of its row.
+        self.first = np.array([[1.0, self.target[0]], [1.0, 1.5], [1.0, 2.0]])
+        self.sums = self.first.copy()
 
     def begin(self, prefix, warp, hidden) -> None:
         self.inner.begin(prefix, warp, hidden)
@@ -68,9 +67,6 @@ class AutoDrafter:
         self.inner.observe(draft, path, next_token, hidden, logits)
         masses, accepted = self.salf.masses, len(path)
         seconds = self.target[len(draft.tree) - 1] + self.call * len(masses)
-        new = [
-            (accepted + 1, seconds),
-            (accepted, float(draft.scores.sum()) - 1),
-            (max(accepted - 1, 0), max(sum(masses) - 1, 0)),
-        ]
+        earned = accepted + 1, accepted, max(accepted - 1, 0)
+        new = np.column_stack([earned, (seconds, float(draft.scores.sum()) - 1, max(sum(masses) - 1, 0))])
         self.sums = REMEMBERED * self.sums + (1 - REMEMBERED) * self.first + new  # with no news it is tried again

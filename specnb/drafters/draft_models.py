@@ -90,14 +90,9 @@ class DraftForwards:
         if found:
             return found[0], found[1].get(-1)
         inputs = {"input_ids" if rows.dim() == 1 else "inputs_embeds": rows[None].to(like.device)}
-        inputs |= {
-            "position_ids": positions[None].to(like.device),
-            "attention_mask": mask,
-            "use_cache": True,
-            ARGUMENT: self.cache,
-        }
+        inputs |= {"position_ids": positions[None].to(like.device), "attention_mask": mask, ARGUMENT: self.cache}
         with evaluating(self.model):
-            out = self.model(**inputs, output_hidden_states=bool(self.layers), **kwargs)
+            out = self.model(**inputs, use_cache=True, output_hidden_states=bool(self.layers), **kwargs)
         return out.logits[0], out.hidden_states[-1][0] if self.layers else None
 
 

@@ -3,7 +3,7 @@
 A trie is a nested dict, token → trie of what follows; siblings stand in the order in which they were first added.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -28,10 +28,8 @@ def absorb(trie: Trie, other: Trie) -> int:
     """``merge`` in place: trie takes up other, which is not changed. Returns how many nodes were new to it."""
     new = 0
     for token, below in other.items():
-        if token not in trie:
-            trie[token] = {}
-            new += 1
-        new += absorb(trie[token], below)
+        new += token not in trie
+        new += absorb(trie.setdefault(token, {}), below)
     return new
 
 
@@ -50,12 +48,19 @@ def cut(trie: Trie, most: int) -> Trie:
     return {token: cut(below, most - 1) for token, below in trie.items()} if most > 0 else {}
 
 
+def trie_of(paths: Iterable[Sequence[int]]) -> Trie:
+    """The trie of several paths."""
+    trie: Trie = {}
+    for tokens in paths:
+        node = trie
+        for token in tokens:
+            node = node.setdefault(token, {})
+    return trie
+
+
 def path(tokens: Sequence[int]) -> Trie:
     """The trie of a single path."""
-    trie: Trie = {}
-    for token in reversed(tokens):
-        trie = {token: trie}
-    return trie
+    return trie_of([tokens])
 
 
 def subtrees(trie: Trie) -> Iterator[tuple[int, Trie]]:
@@ -130,10 +135,7 @@ class GramPool:
 
     def get(self, key: int) -> Trie:
         """The continuations as one trie, the latest first; {} if nothing is known."""
-        trie: Trie = {}
-        for gram in reversed(self.lists.get(key, {})):
-            absorb(trie, path(gram))
-        return trie
+        return trie_of(reversed(self.lists.get(key, {})))
 
 
 def _latest(table: dict, key, value, most: int):

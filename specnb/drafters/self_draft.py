@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Reader, Rows, Trie, absorb, cut, merge, path, size
+from specnb.drafters.pools import GramPool, Reader, Rows, Trie, cut, merge, size, trie_of
 from specnb.growth import at_least_one
 from specnb.sampling import likeliest
 from specnb.tree import Draft
@@ -32,10 +32,7 @@ class Corpus:
         """The commonest continuations of the longest known ending, as a trie; {} if there is none."""
         for n in range(min(self.longest_key, len(text)), 0, -1):
             if known := self.after.get(tuple(text[-n:])):
-                trie: Trie = {}
-                for gram in sorted(known, key=known.get, reverse=True)[: self.most]:
-                    absorb(trie, path(gram))
-                return trie
+                return trie_of(sorted(known, key=known.get, reverse=True)[: self.most])
         return {}
 
 
