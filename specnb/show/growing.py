@@ -5,6 +5,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import ipywidgets
 
@@ -44,11 +45,9 @@ def record_frames(target: Target, drafter: ProgressiveDrafter, prompt: Sequence[
     if drafter.chained:
         raise ValueError("record_frames shows the tree of the paper's text: use ProgressiveDrafter(chained=False)")
     frames, pool = [], {}
-    for step in steps(target, drafter, verifiers.greedy, prompt, max_new_tokens=8 * count):
+    for step in islice(steps(target, drafter, verifiers.greedy, prompt, max_new_tokens=8 * count), count):
         frames.append(Frame(step.light(), pool))
         pool = {key: copy.deepcopy(trie) for key, (trie, _) in drafter.pool.tries.items()}
-        if len(frames) == count:
-            break
     return frames
 
 

@@ -27,20 +27,16 @@ TARGET = (0.3, 0.4, 0.3)
 DRAFTS = (TARGET, (0.6, 0.3, 0.1), (1.0, 0.0, 0.0))  # at mix 0, ½ and 1
 
 
-def outcome(p: Tensor, q: Tensor, shape: growth.Growth, rule: Verifier) -> dict[str, float]:
+def outcome(p: Tensor, q: Tensor, shape: growth.Static, rule: Verifier) -> dict[str, float]:
     """Exact expected accepted tokens and total variation ("error") of the decoded text, every coin enumerated.
 
     p, q: the same law after every prefix, float64; trees are drawn SWOR.
     """
     setting = exact.toy_drafter(lambda prefix: q, shape, Drawn.SWOR), rule, lambda prefix: p
-    depth = depth_of(shape)
+    depth = max(map(len, shape.paths))
     accepted, text = exact.accepted_law(*setting, depth=depth), exact.output_law(*setting, depth=depth)
     error = exact.total_variation(text, exact.joint(lambda prefix: p, depth + 1))
     return {"accepted": exact.expectation(accepted, float), "error": error}
-
-
-def depth_of(shape: growth.Growth) -> int:
-    return max(len(path) for path in shape.paths)
 
 
 @lru_cache(maxsize=128)
@@ -59,7 +55,7 @@ def numbers(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> dict[str,
 
 def render_law(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> Picture:
     """PNG (1000 × 420): the two laws at left; at right what each verifier accepts, and how far its text is off."""
-    found, depth = numbers(p, q, shape), depth_of(SHAPES[shape])
+    found, depth = numbers(p, q, shape), max(map(len, SHAPES[shape].paths))
     with canvas(10, 4.2) as figure:
         ax = figure.add_axes((0.07, 0.18, 0.36, 0.68))
         _draw_laws(ax, np.array(p) / sum(p), np.array(q) / sum(q), "abc")

@@ -60,11 +60,9 @@ def table(paper: str, item: str, setting: Mapping[str, object] | None = None) ->
     for key in keys.columns[keys.nunique() > 1]:
         if frame.duplicated(["row", *levels]).any():
             levels.insert(-1, key)
-    cells: dict = {}
-    for (row, *level), text in zip(frame[["row", *levels]].to_numpy(), found.printed, strict=True):
-        cells.setdefault(tuple(level) if level[1:] else level[0], {})[row] = text or "–"
-    wide = pd.DataFrame(cells, index=list(dict.fromkeys(found.row)), dtype=object)
-    return wide.fillna("").rename_axis(columns=levels)
+    cells = frame.assign(printed=found["printed"].replace("", "–"))
+    wide = cells.pivot_table("printed", "row", levels, aggfunc="last", sort=False)
+    return wide.fillna("").rename_axis(index=None)
 
 
 def _settings(rows: pd.DataFrame) -> pd.DataFrame:

@@ -175,12 +175,11 @@ def _tree_size(columns: float, levels: int, longest: int, extra: int) -> tuple[f
     return min(max(wide, 4), 12), max(min(tall, max(7.2, levels * 0.24)), 1.6)
 
 
-def legend(ax: Axes, states: Iterable[str] = LOOKS, **options) -> None:
-    """Explain the given states in one line below the axes. options: those of ``Axes.legend``."""
-    states = list(states)
-    handles = [tuple(_mark(ax, [], [], LOOKS[state], 15)) for state in states]
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": len(states), "columnspacing": 1.2}
-    ax.legend(handles, states, **(place | {"handletextpad": 0.1, "scatterpoints": 1} | options))
+def legend(ax: Axes, states: Iterable[str] = LOOKS) -> None:
+    """Explain the given states in one line below the axes."""
+    handles = {state: tuple(_mark(ax, [], [], LOOKS[state], 15)) for state in states}
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": len(handles), "columnspacing": 1.2}
+    ax.legend(handles.values(), handles, handletextpad=0.1, scatterpoints=1, **place)
 
 
 def _mark(ax: Axes, x: float, y: float, look: Look, size: float) -> Iterable[PathCollection]:
