@@ -73,9 +73,12 @@ class DraftForwards:
 
     def tree(self, tree: TokenTree, frontier: Sequence[int], rows: Tensor, root: int) -> tuple[Tensor, Tensor | None]:
         """A frontier's rows; root: the root's position. Logits (m, V_d) and states (m, width)."""
-        pending = self.cache.pending
-        visible = visible_slots(tree, frontier, self.slots, self.cache.length, pending)
+        start, pending = self.cache.length, self.cache.pending
         self.slots.update({node: pending + row for row, node in enumerate(frontier)})
+        visible = torch.zeros(len(frontier), start + pending + len(frontier), dtype=torch.bool)
+        visible[:, :start] = True
+        for row, node in enumerate(frontier):  # an ancestor without a slot of its own stands among the committed rows
+            visible[row, [start + self.slots[a] for a in (0, *tree.path(node)) if a in self.slots]] = True
         return self._run(rows, root + tree.depth[list(frontier)], visible)
 
     @torch.no_grad()
@@ -150,21 +153,6 @@ def first_is_root(begun: bool, frontier: Sequence[int]) -> None:
     """ValueError unless the first expansion of a step is that of the root alone."""
     if not begun and list(frontier) != [0]:
         raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
-
-
-def visible_slots(tree: TokenTree, frontier: Sequence[int], slots: dict[int, int], start: int, pending: int) -> Tensor:
-    """(m, start + pending + m) bool: what m new nodes see of a cache whose pending slots hold other nodes.
-
-    Each sees the first start slots, those of its ancestors (slots: node → place behind start) and itself; an
-    ancestor without a slot of its own stands among the first.
-    """
-    count = len(frontier)
-    visible = torch.zeros(count, start + pending + count, dtype=torch.bool)
-    visible[:, :start] = True
-    for row, node in enumerate(frontier):
-        above = [slots[a] for a in (0, *tree.path(node)[:-1]) if a in slots and a != node]
-        visible[row, [start + slot for slot in (*above, pending + row)]] = True
-    return visible
 
 
 class Tempered:

@@ -162,9 +162,9 @@ class Eagle2:
         at_least_one(self, "total", "depth", "k")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        deepest = tree.depth_list[-1]
-        level = last_level(tree)
-        return [(node, self.k) for node in best(level, scores, self.k)] if deepest < self.depth else []
+        if tree.depth_list[-1] >= self.depth:
+            return []
+        return [(node, self.k) for node in best(last_level(tree), scores, self.k)]
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
         return best(range(1, len(tree)), scores, self.total)

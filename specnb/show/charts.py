@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, to_hex
 
 from specnb import masks
 from specnb.decode import Step
@@ -52,7 +52,7 @@ def draw_mask(tree: TokenTree, prefix_length: int = 0, *, labels: Labels = None,
 
 def token_html(piece: str, state: str) -> str:
     """One token as HTML, tinted and underlined by its state. piece: as from ``Pair.pieces``."""
-    look, tint = LOOKS[state], "#" + "".join(f"{round(255 * c):02x}" for c in light(LOOKS[state].colour))
+    look, tint = LOOKS[state], to_hex(light(LOOKS[state].colour))
     text = html.escape(piece).replace("␣", " ").replace("⏎", "⏎\n")
     style = f"color:#111;background-color:{tint};border-bottom:{look.underline} {look.colour}"
     return f'<span title="{state}" style="{style}">{text}</span>'

@@ -16,12 +16,11 @@ from specnb.show.look import COLOURS, INK, bars, canvas, png
 from specnb.tree import Drawn
 
 CHAINS = {f"chain of {gamma}": growth.chain(gamma) for gamma in (2, 3)}
-TREES = {
+SHAPES = CHAINS | {
     "two children each, one level": growth.kary(2, 1),
     "uneven: two, two below the first": exact.gallery.UNEVEN,
     "two children each, two levels": growth.kary(2, 2),
 }
-SHAPES = CHAINS | TREES
 RULES: dict[str, Verifier] = {"token-level (RRSw)": verifiers.rrsw, "traversal": verifiers.traversal}
 TARGET = (0.3, 0.4, 0.3)
 DRAFTS = (TARGET, (0.6, 0.3, 0.1), (1.0, 0.0, 0.0))  # at mix 0, ½ and 1

@@ -28,12 +28,12 @@ def render_step(steps: Sequence[Step], index: int, trial: int, pieces: Pieces) -
         on_trial = step.verdict.trials[trial - 1].node if trial else None
         ax = draw_tree(table, ax=figure.add_axes((0.01, 0.09, 0.66, 0.9)), highlight=on_trial)
         legend(ax, [state for state in LOOKS if state != "auxiliary" or step.draft.auxiliary is not None])
-        if trial:
-            label = drawable(table["label"][on_trial])[:12]
-            _draw_coin(figure.add_axes((0.72, 0.76, 0.26, 0.1)), step, trial, label)
-        else:
+        if not trial:
             figure.text(0.69, 0.9, outcome(step, 0), fontsize=13)
-        if trial and step.p is not None:
+            return png(figure)
+        label = drawable(table["label"][on_trial])[:12]
+        _draw_coin(figure.add_axes((0.72, 0.76, 0.26, 0.1)), step, trial, label)
+        if step.p is not None:
             _draw_laws(figure.add_axes((0.8, 0.1, 0.18, 0.4)), step, on_trial, pieces)
         return png(figure)
 

@@ -17,6 +17,8 @@ from specnb.tree import Draft, TokenTree, Trial, Verdict
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]  # token ids → texts, as Pair.pieces
 Labels = Pieces | Sequence[str] | None
+LABEL = {"textcoords": "offset points", "parse_math": False, "zorder": 2}
+LABEL["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
 PLACES = {
     "under": {"ha": "center", "va": "top", "linespacing": 1.05},
     "side": {"ha": "left", "va": "center_baseline"},
@@ -46,7 +48,7 @@ def tree_table(
     complete = verdict is not None and upto in (None, len(trials))
     states = _states(draft, trials[:upto], verdict.path if complete else None)
     if verdict is not None:
-        whole = tree.grow(torch.tensor([verdict.next_token]), torch.tensor([_end(verdict)]))
+        whole = tree.grow(torch.tensor([verdict.next_token]), torch.tensor([(0, *verdict.path)[-1]]))
         states.append(next_kind(draft, verdict))
     tokens, parents, depth, x = whole.token_list, whole.parent_list, whole.depth_list, _across(whole)
     target, law, tried = (np.full(len(tokens), np.nan) for _ in range(3))
@@ -66,7 +68,7 @@ def tree_table(
 
 def next_kind(draft: Draft, verdict: Verdict) -> str:
     """What the next token is: "bonus" after a path that nothing could prolong, else "recovered"."""
-    return "recovered" if draft.candidates[_end(verdict)] else "bonus"
+    return "recovered" if draft.candidates[(0, *verdict.path)[-1]] else "bonus"
 
 
 def label_tokens(tokens: Sequence[int], labels: Labels, n: int | None = None) -> list[str]:
@@ -83,10 +85,6 @@ def label_tokens(tokens: Sequence[int], labels: Labels, n: int | None = None) ->
 def score_notes(scores: Tensor, nodes: Sequence[int]) -> list[str]:
     """Path probabilities of some nodes of a tree, to be written beside them; nothing for the root."""
     return [f"{float(scores[node]):.2f}".removeprefix("0") if node else "" for node in nodes]
-
-
-def _end(verdict: Verdict) -> int:
-    return verdict.path[-1] if verdict.path else 0
 
 
 def _states(draft: Draft, trials: Sequence[Trial], path: Sequence[int] | None) -> list[str]:
@@ -147,17 +145,9 @@ def draw_tree(
         gap = size * (0.85 if row.node == highlight else 0.65) + 1
         left = max(room - (0 if place == "under" else width), 2)
         text = clip(text if left > 4 or len(text) <= left else text.removeprefix("␣"), left)
-        ax.annotate(
-            ("\n" if place == "under" else " ").join([text, *note]),
-            (row.x, row.y),
-            (gap, 0) if place == "side" else (0, -gap),
-            textcoords="offset points",
-            fontsize=font,
-            parse_math=False,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
-            zorder=2,
-            **PLACES[place],
-        )
+        words = ("\n" if place == "under" else " ").join([text, *note])
+        offset = (gap, 0) if place == "side" else (0, -gap)
+        ax.annotate(words, (row.x, row.y), offset, fontsize=font, **LABEL, **PLACES[place])
     return ax
 
 

@@ -63,12 +63,11 @@ def matches(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, de
     else:
         rows = torch.arange(n, device=embedded.device)
         prompt = None if spec.hidden_layer is None else batch.hidden[spec.hidden_layer]
-        out = [torch.zeros_like(embedded) for _ in range(depth)]
+        out = embedded.new_zeros(depth, *embedded.shape)
         for offset in range(depth):  # block starts ≡ offset: together every row stands at every depth once
             block = rows - (rows - offset) % depth
             states = losses.edd_pass(head, frozen, embedded, prompt, block.clamp_min(0))
-            for d in range(1, depth + 1):
-                out[d - 1][:, rows - block == d - 1] = states[:, rows - block == d - 1]
+            out[rows - block, :, rows] = states.transpose(0, 1)
     target = batch.tokens.roll(-1, 1)
     found = [frozen.ids[(states @ frozen.rows.T).argmax(-1)] == target for states in out]
     found += [torch.zeros_like(target, dtype=torch.bool)] * (depth - len(found))

@@ -159,9 +159,7 @@ def train(
         raise ValueError(f"{len(training)} dialogues to train on and {len(validation)} to validate are too few")
     plan = [(epoch, rows) for epoch in range(schedule.epochs) for rows in batches(features, training, schedule, epoch)]
     steps, per_epoch = len(plan), len(plan) // schedule.epochs
-    optimizer = torch.optim.AdamW(
-        head.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay, fused=True
-    )
+    optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=schedule.decay, fused=True)
     state = {"step": 0, "curve": [], "best": None}
     terms = {**(terms or {}), "schedule": repr(schedule), "tokens": len(features.tokens)}
     if checkpoint.exists():
