@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,30 +13,8 @@ from specnb import masks
 from specnb.cache import ARGUMENT
 from specnb.heads import Frozen, fingerprint
 from specnb.models import files
-from specnb.training.features import Features, cached
+from specnb.training.features import Branches, Features, cached
 from specnb.tree import TokenTree
-
-
-@dataclass(frozen=True, eq=False)
-class Branches:
-    """Trees of two levels of k nodes at m roots in each of B dialogues: TALF's, or any tokens of interest.
-
-    dialogues: (B,) index; roots: (B, m) rows of the roots, counted from the dialogue's start;
-    tokens: (B, 2, m, k) token ids; parents: (B, m, k) which of the first level's nodes each of the second hangs on;
-    soft: (B, 2, m, k, width) float32, the soft row of the target's law after each node.
-    """
-
-    dialogues: Tensor
-    roots: Tensor
-    tokens: Tensor
-    parents: Tensor
-    soft: Tensor
-
-    def of(self, rows: Sequence[int], like: Tensor) -> "Branches":
-        """Those of some dialogues (by index), on the device and in the dtype of a tensor like this one."""
-        at = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
-        parts = (self.dialogues[at], self.roots[at], self.tokens[at], self.parents[at])
-        return Branches(*(p.to(like.device) for p in parts), self.soft[at].to(like))
 
 
 @torch.no_grad()

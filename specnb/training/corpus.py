@@ -97,7 +97,6 @@ def write(
     folder: Path,
     settings: writing.Settings,
     seed: int = 0,
-    shard: int = SHARD,
     openings: Sequence[str] = (),
 ) -> dict:
     """Let the target write dialogues until the corpus holds so many answer tokens; returns the manifest.
@@ -134,7 +133,7 @@ def write(
     with tqdm(total=target_answer_tokens, initial=have, unit="token", unit_scale=True, disable=files.QUIET) as bar:
         while have < target_answer_tokens:
             began, dialogues, count = time.monotonic(), [], 0
-            while count < shard:
+            while count < SHARD:
                 dialogues.append(next(stream))
                 count += len(dialogues[-1].answer)
                 bar.update(len(dialogues[-1].answer))

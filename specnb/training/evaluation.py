@@ -17,8 +17,8 @@ from specnb import models
 from specnb.heads import Frozen, Spec
 from specnb.models import files, prompts
 from specnb.training import loop, losses, writing
-from specnb.training.branches import Branches, choose_roots, score
-from specnb.training.features import Features
+from specnb.training.branches import choose_roots, score
+from specnb.training.features import Branches, Features
 
 DEPTH = 5
 RANKS = 5

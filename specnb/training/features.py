@@ -48,11 +48,34 @@ def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class Branches:
+    """Trees of two levels of k nodes at m roots in each of B dialogues: TALF's, or any tokens of interest.
+
+    dialogues: (B,) index; roots: (B, m) rows of the roots, counted from the dialogue's start;
+    tokens: (B, 2, m, k) token ids; parents: (B, m, k) which of the first level's nodes each of the second hangs on;
+    soft: (B, 2, m, k, width) float32, the soft row of the target's law after each node.
+    """
+
+    dialogues: Tensor
+    roots: Tensor
+    tokens: Tensor
+    parents: Tensor
+    soft: Tensor
+
+    def of(self, rows: Sequence[int], like: Tensor) -> "Branches":
+        """Those of some dialogues (by index), on the device and in the dtype of a tensor like this one."""
+        at = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
+        parts = (self.dialogues[at], self.roots[at], self.tokens[at], self.parents[at])
+        return Branches(*(p.to(like.device) for p in parts), self.soft[at].to(like))
+
+
+@dataclass(frozen=True, eq=False)
 class Features:
     """N tokens of n dialogues, end to end; dialogue i is start[i]:start[i + 1] and its answer begins at answer[i].
 
     tokens: (N,) int64; hidden: layer → (N, width) bf16; soft: (N, width) float32, the soft rows e;
     best, best_p: (N, TOP) columns and probabilities of the likeliest next tokens, over the reduced vocabulary.
+    trees: those that hang on these dialogues, where a loss wants some.
     """
 
     tokens: Tensor
@@ -62,6 +85,7 @@ class Features:
     soft: Tensor
     best: Tensor
     best_p: Tensor
+    trees: Branches | None = None
 
     def __len__(self) -> int:
         return len(self.answer)

@@ -16,11 +16,8 @@ from tqdm.auto import tqdm
 from specnb.heads import Frozen
 from specnb.models import files
 from specnb.training import losses
-from specnb.training.branches import Branches
 from specnb.training.features import Features
 from specnb.training.losses import Batch, Loss
-
-Trees = Branches | None
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int 
     yield from found if epoch is None else (found[i] for i in rng.permutation(len(found)))
 
 
-def gather(features: Features, rows: list[int], like: Tensor, trees: Trees = None) -> Batch:
+def gather(features: Features, rows: list[int], like: Tensor) -> Batch:
     """One right-padded batch of dialogues, on the device and in the dtype of a tensor like this one."""
     spans = [slice(int(features.start[i]), int(features.start[i + 1])) for i in rows]
 
@@ -124,7 +121,7 @@ def gather(features: Features, rows: list[int], like: Tensor, trees: Trees = Non
     answers = F.pad(pad_sequence(following, batch_first=True), (0, 1))
     hidden = {layer: pad(values) for layer, values in features.hidden.items()}
     tokens, soft, best, best_p = (pad(x) for x in (features.tokens, features.soft, features.best, features.best_p))
-    branches = None if trees is None else trees.of(rows, like)
+    branches = features.trees and features.trees.of(rows, like)
     return Batch(tokens, answers.to(like.device), hidden, soft, best, best_p, branches)
 
 
@@ -134,19 +131,11 @@ def split(dialogues: Sequence[int], every: int = 20) -> tuple[list[int], list[in
 
 
 def train(
-    head: nn.Module,
-    frozen: Frozen,
-    features: Features,
-    loss: Loss,
-    schedule: Schedule,
-    checkpoint: Path,
-    *,
-    trees: Trees = None,
-    terms: dict | None = None,
+    head: nn.Module, frozen: Frozen, data: Features, loss: Loss, schedule: Schedule, checkpoint: Path, terms: dict
 ) -> tuple[nn.Module, list[dict]]:
     """Train a head to its best validation loss; returns it with the learning curve, one row per epoch.
 
-    With trees, the dialogues that carry them are used, else all.
+    Where data has trees, the dialogues that carry them are used, else all.
 
     The checkpoint file holds everything a killed run needs to go on as if nothing had happened: each step's noise
     comes from (seed, step), each epoch's order from (seed, epoch). Raises ValueError if the file is damaged or
@@ -154,14 +143,14 @@ def train(
     """
     if schedule.epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {schedule.epochs}")
-    training, validation = split(range(len(features)) if trees is None else trees.dialogues.tolist())
+    training, validation = split(data.trees.dialogues.tolist() if data.trees else range(len(data)))
     if not training or not validation:
         raise ValueError(f"{len(training)} dialogues to train on and {len(validation)} to validate are too few")
-    plan = [(epoch, rows) for epoch in range(schedule.epochs) for rows in batches(features, training, schedule, epoch)]
+    plan = [(epoch, rows) for epoch in range(schedule.epochs) for rows in batches(data, training, schedule, epoch)]
     steps, per_epoch = len(plan), len(plan) // schedule.epochs
     optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=schedule.decay, fused=True)
     state = {"step": 0, "curve": [], "best": None}
-    terms = {**(terms or {}), "schedule": repr(schedule), "tokens": len(features.tokens)}
+    terms = {**terms, "schedule": repr(schedule), "tokens": len(data.tokens)}
     if checkpoint.exists():
         state = _restore(checkpoint, terms, head, optimizer)
     bar = tqdm(range(state["step"], steps), total=steps, initial=state["step"], unit="step", disable=files.QUIET)
@@ -171,8 +160,7 @@ def train(
         epoch, batch = plan[step]
         for group in optimizer.param_groups:
             group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
-        data = gather(features, batch, frozen.rows, trees)
-        value = _value(loss, head, frozen, data, schedule.seed * 1_000_003 + step)
+        value = _value(loss, head, frozen, gather(data, batch, frozen.rows), schedule.seed * 1_000_003 + step)
         if not torch.isfinite(value):
             raise ValueError(f"the loss is {value.item()} at step {step}: lower the learning rate and start over")
         optimizer.zero_grad()
@@ -182,7 +170,7 @@ def train(
         state["step"] = step + 1
         state["loss"] = state.get("loss", 0.0) + value.item()
         if state["step"] % per_epoch == 0:
-            measured = validate(head, frozen, features, validation, loss, schedule, trees)
+            measured = validate(head, frozen, data, validation, loss, schedule)
             mean = state.pop("loss") / per_epoch
             state["curve"].append({"epoch": epoch, "step": step + 1, "loss": mean, **measured})
             bar.set_postfix(measured)
@@ -201,10 +189,10 @@ def _since_best(curve: list[dict]) -> int:
     return len(values) - 1 - values.index(min(values)) if values else -1
 
 
-def _value(loss: Loss, head: nn.Module, frozen: Frozen, data: Batch, seed: int) -> Tensor:
+def _value(loss: Loss, head: nn.Module, frozen: Frozen, batch: Batch, seed: int) -> Tensor:
     """The loss of a batch in the target's precision, its noise from a seed."""
     with torch.autocast(frozen.rows.device.type, torch.bfloat16, enabled=frozen.rows.dtype == torch.bfloat16):
-        return loss(head, frozen, data, torch.Generator().manual_seed(seed))
+        return loss(head, frozen, batch, torch.Generator().manual_seed(seed))
 
 
 def _rate(step: int, steps: int, warmup: int) -> float:
@@ -215,15 +203,13 @@ def _rate(step: int, steps: int, warmup: int) -> float:
 
 
 @torch.no_grad()
-def validate(
-    head: nn.Module, frozen: Frozen, features: Features, rows: list[int], loss: Loss, schedule: Schedule, trees: Trees
-) -> dict:
+def validate(head: nn.Module, frozen: Frozen, data: Features, rows: list[int], loss: Loss, schedule: Schedule) -> dict:
     """Mean loss over the validation dialogues, every one with the same noise."""
     values, counts = [], []
-    for number, batch in enumerate(batches(features, rows, schedule, None)):
-        data = gather(features, batch, frozen.rows, trees)
-        values.append(_value(loss, head, frozen, data, number).item())
-        counts.append(int(data.answers.sum()))
+    for number, some in enumerate(batches(data, rows, schedule, None)):
+        batch = gather(data, some, frozen.rows)
+        values.append(_value(loss, head, frozen, batch, number).item())
+        counts.append(int(batch.answers.sum()))
     return {"validation_loss": float(np.average(values, weights=counts))}
 
 

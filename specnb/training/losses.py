@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specnb import masks
 from specnb.heads import Eagle, Edd, Frozen, Medusa, Vdm
-from specnb.training.branches import Branches
+from specnb.training.features import Branches
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -89,15 +89,16 @@ def train(
     data = corpus_features(pair, dialogues, ids, sorted(recipe.layers), questions=True)
     torch.manual_seed(schedule.seed)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
-    frozen, head, trees = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec), None
+    frozen, head = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec)
     head = head.to(pair.target.device, torch.float32).train()
     if parent is None:
         starts.begin(head, pair.target, frozen, data, recipe.hidden_layer)
     if recipe.trees:
         trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=TREE_ROOTS)
+        data = replace(data, trees=trees)
     run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
     checkpoint = files.cache_dir() / "training" / f"{name}-{run}.pt"
-    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, trees=trees, terms=terms)
+    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, terms)
     facts = {
         "head": name,
         "target": fingerprint,
@@ -108,7 +109,8 @@ def train(
             "dialogues": len(dialogues),
             "answer_tokens": sum(len(d.answer) for d in dialogues),
             "question_tokens": sum(len(d.question) for d in dialogues),
-            "trees": trees and f"{len(trees.dialogues)} dialogues with {TREE_ROOTS} trees of width {recipe.trees} each",
+            "trees": data.trees
+            and f"{len(data.trees.dialogues)} dialogues with {TREE_ROOTS} trees of width {recipe.trees} each",
         },
         "steps": curve[-1]["step"],
         "best": min(curve, key=lambda row: row["validation_loss"]),

@@ -22,6 +22,7 @@ BEFORE, AFTER = [1, 3], [2, 4, 5]  # token 2 ends a turn
 @pytest.fixture(autouse=True)
 def tiny_template(monkeypatch):
     monkeypatch.setattr(writing, "template", lambda tokenizer: (BEFORE, AFTER))
+    monkeypatch.setattr(corpus, "SHARD", 60)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def pair(model):
 
 def write(pair, folder, tokens: int, **options):
     return corpus.write(
-        pair, tokens, command="test", folder=folder, settings=options.pop("settings", SETTINGS), shard=60, **options
+        pair, tokens, command="test", folder=folder, settings=options.pop("settings", SETTINGS), **options
     )
 
 

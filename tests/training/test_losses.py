@@ -18,7 +18,7 @@ def talf(pair, ready, rows: list[int]):
     frozen, data = ready
     head, _, _ = fresh(pair, "talf")
     trees = branches.compute(pair.target, frozen, data, range(6), k=3, m=4)
-    return randomise(head, 0.3), frozen, loop.gather(data, rows, frozen.rows, trees)
+    return randomise(head, 0.3), frozen, loop.gather(replace(data, trees=trees), rows, frozen.rows)
 
 
 def test_frozen_cross_entropy_is_the_kl_up_to_a_constant():
