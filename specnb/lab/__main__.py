@@ -4,6 +4,7 @@ python -m specnb.lab list                                     what is recorded, 
 python -m specnb.lab record NAME …                            record experiments; resumes
 python -m specnb.lab race METHOD … --prompts own:1 --out F    any methods on any prompts, recorded in F.jsonl
 python -m specnb.lab price HEAD … --out F                     cost curves of the target and of heads
+python -m specnb.lab gpu                                      all that a GPU is asked, in some minutes; resumes
 
 A prompt is an id, a set ("own", "gsm100:12") or a domain ("rag:2"). How methods are spelt: specnb/lab/methods.py.
 """
@@ -50,6 +51,10 @@ def main() -> None:
     part.add_argument("heads", nargs="*", metavar="HEAD")
     part.add_argument("--prefix", type=number, default=300, help="tokens behind which forwards are measured")
     part.add_argument("--repetitions", type=number, default=15)
+    part = parts.add_parser("gpu", help="texts, laws, prices and races on a GPU, and a forecast for larger models")
+    part.add_argument("--out", default="data/results", help="folder for gpu_*.jsonl")
+    part.add_argument("--small", action="store_true", help="a prompt, a few tokens: to try the command, on a CPU too")
+    part.add_argument("--retry", action="store_true", help="measure again what failed")
     options = parser.parse_args()
     from specnb.lab import commands  # now: torch and transformers take seconds
 

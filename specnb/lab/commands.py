@@ -5,6 +5,7 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pandas as pd
 
@@ -14,6 +15,9 @@ from specnb.models import prompts, provenance
 from specnb.sampling import Warp
 from specnb.tree import Drawn
 
+TINY = {"model_type": "qwen2", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = {"length": 8, "repetitions": 1, "sizes": [1, 4], "draws": 20, "target": TINY, "draft": TINY}  # gpu --small
 FEW = 12  # prompts; bootstrap intervals of fewer are too narrow
 
 
@@ -68,19 +72,30 @@ def race(options: argparse.Namespace) -> pd.DataFrame:
             cell, measure, [{"prompt": one, **common} for one in ids], f"{options.out}.jsonl", heads=hashes,
             command=provenance.command("specnb.lab"), executor=executor, retry=options.retry,
         )  # fmt: skip
-    good, first = table[table["status"] == "ok"], options.methods[0]
-    if options.texts and len(good):
+    told(cell, table, options.methods[0])
+    return table
+
+
+def told(cell: str, table: pd.DataFrame, first: str = "generate") -> None:
+    """Print what a recorded table says, by what its blocks measured. first: a race's baseline."""
+    good, count = table[table["status"] == "ok"], table["prompt"].nunique() if "prompt" in table else 0
+    if cell == "texts" and len(good):
         for name, part in good.groupby("method", sort=False):
             equal, same = part["equal"].sum(), part["same"].sum()
             print(f"{name}: {same} of {len(part)} texts are those of generate, {same - equal} but for a near tie")
-    elif len(good) and (good["method"] == first).any():
+    elif cell == "race" and (good["method"] == first).any():
         found = stats.speed_ups(table, first)
         print(found[["tau", "speed-up", "low", "high", "token/s", "prompts", "failed"]].round(2).to_string())
         if level := [name for name in found.index if found["low"][name] <= 1 <= found["high"][name] and name != first]:
             print(f"not told from {first}, the interval holds 1: {', '.join(level)}")
-        if len(ids) < FEW:
-            print(f"only {len(ids)} of the {FEW} prompts that an interval needs at least: try --prompts own:4")
-    return table
+        if count < FEW:
+            print(f"only {count} of the {FEW} prompts that an interval needs at least: try --prompts own:4")
+    elif cell == "law":
+        print(good[["method", "temperature", "outcomes", "p value"]].to_string(index=False))
+    elif cell in ("curves", "shapes"):
+        for recorded, part in good.groupby("graphs"):
+            curves = 1000 * part.pivot(index="nodes", columns="model", values="median")
+            print(curves.round(2).rename_axis(f"nodes, ms{' in graphs' if recorded else ''}").to_string())
 
 
 def price(options: argparse.Namespace) -> pd.DataFrame:
@@ -91,9 +106,24 @@ def price(options: argparse.Namespace) -> pd.DataFrame:
     used = experiments.used_heads((), options.heads)
     run.loaded(options.pair, options.dtype, options.packed)
     table = sweep.run("curves", prices.curves_block, [block], f"{options.out}.jsonl", command=command, heads=used)
-    curves = 1000 * table.pivot(index="nodes", columns="model", values="median")
-    print(curves.round(2).rename_axis("nodes, ms").to_string())
+    told("curves", table)
     return table
+
+
+def gpu(options: argparse.Namespace) -> pd.DataFrame:
+    """The experiments that a GPU is asked, one after the other, what they say, and a forecast at the papers' scale."""
+    tables = {}
+    for name in (name for name in experiments.EXPERIMENTS if name.startswith("gpu_")):
+        print(f"\n{name} on {provenance.facts('')['device']}", flush=True)
+        few = experiments.EXPERIMENTS[name].settings.get("methods", ())[:2]
+        small = {"only": ["conversation-01"], "settings": {**SMALL, "methods": few}} if options.small else {}
+        tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry, **small)
+        told(experiments.EXPERIMENTS[name].cell, tables[name])
+    shapes = tables["gpu_shapes"]
+    if not any((table["status"] == "failed").any() for table in (tables["gpu_race"], shapes)):
+        print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")
+        print(experiments.gpu.forecast(tables["gpu_race"], shapes[shapes["graphs"]]).round(2).to_string())
+    return pd.concat(tables.values())
 
 
 def record(options: argparse.Namespace) -> pd.DataFrame:

@@ -19,7 +19,7 @@ import pandas as pd
 from specnb import heads, verifiers
 from specnb.decode import decode
 from specnb.drafters import SelfDrafter
-from specnb.lab import coinless, methods, metrics, prices, replay, run, sweep
+from specnb.lab import coinless, gpu, methods, metrics, prices, replay, run, sweep
 from specnb.lab.methods import named
 from specnb.models import files, prompts
 from specnb.target import Target
@@ -52,6 +52,8 @@ CELLS: dict[str, tuple[Callable, set[str]]] = {  # what a block measures, and th
     "rules": (replay.rules_block, set(replay.COLUMNS)),
     "verifiers": (coinless.verifiers_block, {"method", "rule", "steps", "tau", "given", "nodes"}),
     "curves": (prices.curves_block, {"model", "nodes", "quartile", "median", "third quartile"}),
+    "law": (gpu.law_block, {"method", "temperature", "outcomes", "p value"}),
+    "shapes": (gpu.shapes_block, {"model", "nodes", "quartile", "median", "third quartile"}),
     "alike": (alike_block, {"method", "branches", "repeated", *metrics.ALIKE}),
 }
 
@@ -100,10 +102,16 @@ def record(
     folder: Path = RESULTS,
     executor: Executor | None = None,
     retry: bool = False,
+    settings: Mapping[str, object] | None = None,
 ) -> pd.DataFrame:
-    """Record what an experiment lacks; the table of all its blocks. only: prompts, by ``prompts.chosen``."""
+    """Record what an experiment lacks; the table of all its blocks.
+
+    only: prompts, by ``prompts.chosen``; settings: in place of the experiment's own, those that it has.
+    """
     wanted = EXPERIMENTS[check(name)]
-    wanted = replace(wanted, prompts=tuple(only)) if only else wanted
+    other = {key: value for key, value in (settings or {}).items() if key in wanted.settings}
+    chosen = tuple(only) if only and wanted.prompts else wanted.prompts
+    wanted = replace(wanted, prompts=chosen, settings={**wanted.settings, **other})
     options = {"command": shlex.join(["python", "-m", "specnb.lab", "record", name]), "heads": wanted.heads()}
     measure, file = CELLS[wanted.cell][0], folder / f"{name}.jsonl"
     return sweep.run(wanted.cell, measure, wanted.blocks(), file, executor=executor, retry=retry, **options)

@@ -1,0 +1,96 @@
+"""What a GPU is asked, on a CPU: the command in its small form, sampled laws with their control, a forecast by hand."""
+
+import sys
+
+import pandas as pd
+import pytest
+from tiny import llama, near_copy
+
+from specnb.lab import __main__ as command
+from specnb.lab import experiments, gpu, prices, run, sweep
+from specnb.models import Graphs, Pair, graphs
+
+LAWFUL = ["pair:kary 2,2 swor traversal", "pair:chain 2 iid block in graphs", "pair:eagle2 5,2,3 in graphs"]
+
+
+class Toy(Pair):
+    """A pair that reads every prompt as the same few tokens."""
+
+    def encode(self, text, *, chat=True):
+        return [7, 30, 12, 5, 7, 30]
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    pair = Toy("toy", llama(), near_copy(llama()), None)
+    for module in (run, gpu):
+        monkeypatch.setattr(module, "loaded", lambda *_: pair)
+    return pair
+
+
+@pytest.mark.usefixtures("toy")
+def test_laws_hold_and_the_control_fails():
+    rows = gpu.law_block("conversation-01", LAWFUL, draws=500)
+    assert [(row["method"], row["temperature"]) for row in rows] == [
+        *((name, 1.0) for name in LAWFUL),
+        (LAWFUL[0], gpu.COOLER),
+    ]
+    assert min(row["p value"] for row in rows[:-1]) > 1e-3
+    assert rows[-1]["p value"] < 1e-6
+    assert rows[0]["outcomes"] > 3
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("name", ["undrafted in graphs", "pair:chain 2 in graphs"])
+def test_a_method_whose_forwards_cannot_be_recorded_fails(name, monkeypatch):
+    """Else its seconds would be those without graphs, under the name of those with."""
+
+    def cannot(call):
+        raise RuntimeError("no such device")
+
+    assert run.race_block("conversation-01", [name], length=6)[0]["status"] == "ok"
+    run._graphs.cache_clear(), run._draft_model.cache_clear(), run._warm.cache_clear()
+    monkeypatch.setattr(graphs, "taped", cannot)
+    (row,) = run.race_block("conversation-01", [name], length=6)
+    assert row["status"] == "failed"
+    assert "no graphs for LlamaForCausalLM: no such device" in row["error"]
+
+
+def test_a_forecast_by_hand():
+    race = pd.DataFrame(
+        [
+            ("generate", "a", 10, 2.0, "1:10", None, "ok"),
+            ("vdm:chain 3", "a", 10, 2.0, "4:5", "1:15", "ok"),
+            ("hass:chain 3", "a", 10, 2.0, "4:5", "1:15", "ok"),
+            ("hass:chain 4", "a", 10, 2.0, "", "", "failed"),
+        ],
+        columns=["method", "prompt", "tokens", "prefill", "trees", "frontiers", "status"],
+    )
+    median = {("target", 1): 1.0, ("target", 4): 1.2, ("pair", 1): 0.2, ("pair", 4): 0.2, ("eagle", 1): 0.1}
+    curves = pd.DataFrame([(*at, seconds) for at, seconds in median.items()], columns=["model", "nodes", "median"])
+    curves.loc[len(curves)] = ("eagle", 4, 0.1)
+    assert gpu.forecast(race, curves).to_dict() == pytest.approx(
+        {"generate": 1.0, "vdm:chain 3": 10 / (5 * 1.2 + 15 * 0.2), "hass:chain 3": 10 / (5 * 1.2 + 15 * 0.1)}
+    )
+
+
+@pytest.mark.model
+def test_the_command_in_its_small_form(smollm2, monkeypatch, tmp_path, capsys):
+    for module in (run, prices, gpu):
+        monkeypatch.setattr(module, "loaded", lambda *_: smollm2)
+    few = {}  # on a CPU it takes seconds to record a size
+    monkeypatch.setattr(run, "_graphs", lambda pair, capacity: few.setdefault(0, Graphs(pair.target, sizes=(1, 8))))
+    monkeypatch.setattr(sys, "argv", ["lab", "gpu", "--small", "--out", str(tmp_path)])
+    command.main()
+    said = capsys.readouterr().out
+    asked = [name for name in experiments.EXPERIMENTS if name.startswith("gpu_")]
+    assert len(asked) == 7
+    for name in asked:
+        table = sweep.load(tmp_path / f"{name}.jsonl")
+        assert set(table["status"]) == {"ok"}
+        assert table["command"].str.startswith("python -m specnb.lab record gpu_").all()
+        assert f"\n{name} on " in said
+    assert sweep.load(tmp_path / "gpu_texts.jsonl").set_index("method").loc["undrafted in graphs", "same"]
+    assert {"eagle", "pair", "target"} == set(sweep.load(tmp_path / "gpu_shapes.jsonl")["model"])
+    assert "nodes, ms in graphs" in said
+    assert "Forecast, not measured" in said
