@@ -53,7 +53,6 @@ def main() -> None:
     part.add_argument("--repetitions", type=number, default=15)
     part = parts.add_parser("gpu", help="texts, laws, prices and races on a GPU, and a forecast for larger models")
     part.add_argument("--out", default="data/results", help="folder for gpu_*.jsonl")
-    part.add_argument("--small", action="store_true", help="a prompt, a few tokens: to try the command, on a CPU too")
     part.add_argument("--retry", action="store_true", help="measure again what failed")
     options = parser.parse_args()
     from specnb.lab import commands  # now: torch and transformers take seconds

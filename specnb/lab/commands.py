@@ -15,9 +15,6 @@ from specnb.models import prompts, provenance
 from specnb.sampling import Warp
 from specnb.tree import Drawn
 
-TINY = {"model_type": "qwen2", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
-TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL = {"length": 8, "repetitions": 1, "sizes": [1, 4], "draws": 20, "target": TINY, "draft": TINY}  # gpu --small
 FEW = 12  # prompts; bootstrap intervals of fewer are too narrow
 
 
@@ -115,9 +112,7 @@ def gpu(options: argparse.Namespace) -> pd.DataFrame:
     tables = {}
     for name in (name for name in experiments.EXPERIMENTS if name.startswith("gpu_")):
         print(f"\n{name} on {provenance.facts('')['device']}", flush=True)
-        few = experiments.EXPERIMENTS[name].settings.get("methods", ())[:2]
-        small = {"only": ["conversation-01"], "settings": {**SMALL, "methods": few}} if options.small else {}
-        tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry, **small)
+        tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry)
         told(experiments.EXPERIMENTS[name].cell, tables[name])
     shapes = tables["gpu_shapes"]
     if not any((table["status"] == "failed").any() for table in (tables["gpu_race"], shapes)):

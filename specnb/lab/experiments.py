@@ -102,16 +102,10 @@ def record(
     folder: Path = RESULTS,
     executor: Executor | None = None,
     retry: bool = False,
-    settings: Mapping[str, object] | None = None,
 ) -> pd.DataFrame:
-    """Record what an experiment lacks; the table of all its blocks.
-
-    only: prompts, by ``prompts.chosen``; settings: in place of the experiment's own, those that it has.
-    """
+    """Record what an experiment lacks; the table of all its blocks. only: prompts, by ``prompts.chosen``."""
     wanted = EXPERIMENTS[check(name)]
-    other = {key: value for key, value in (settings or {}).items() if key in wanted.settings}
-    chosen = tuple(only) if only and wanted.prompts else wanted.prompts
-    wanted = replace(wanted, prompts=chosen, settings={**wanted.settings, **other})
+    wanted = replace(wanted, prompts=tuple(only)) if only else wanted
     options = {"command": shlex.join(["python", "-m", "specnb.lab", "record", name]), "heads": wanted.heads()}
     measure, file = CELLS[wanted.cell][0], folder / f"{name}.jsonl"
     return sweep.run(wanted.cell, measure, wanted.blocks(), file, executor=executor, retry=retry, **options)

@@ -19,6 +19,7 @@ from specnb.target import Target
 
 COOLER = 0.7  # by this the control's temperature is too low
 ROWS = 8192  # of a head's output matrix, as many as the trained heads have
+PREFIX = 300  # tokens behind which forwards are measured
 
 
 def law_block(
@@ -72,21 +73,15 @@ def _sampled(name: str, pair: models.Pair, ids: Sequence[int], heat: float, seed
 
 
 def shapes_block(
-    target: Mapping[str, object],
-    draft: Mapping[str, object],
-    prefix: int = 300,
-    repetitions: int = 10,
-    dtype: str = "bfloat16",
-    sizes: Sequence[int] = prices.NODES,
-    graphs: bool = False,
+    target: Mapping[str, object], draft: Mapping[str, object], repetitions: int, sizes: Sequence[int], graphs: bool
 ) -> list[dict[str, object]]:
     """``curves`` of models that are not trained: a target and a draft of given configurations, and an EAGLE-type head.
 
-    Forwards cost what they cost whatever the weights are. target, draft: settings of transformers' configurations,
+    In bfloat16, behind PREFIX tokens; forwards cost what they cost whatever the weights are. target, draft: settings of transformers' configurations,
     with model_type. Rows as of ``curves``; the draft model is called "pair", the head "eagle".
     """
-    large, small = (_untrained(config, dtype) for config in (target, draft))
-    capacity = (prefix + 2 * max(sizes)) if graphs else 0
+    large, small = (_untrained(config) for config in (target, draft))
+    capacity = (PREFIX + 2 * max(sizes)) if graphs else 0
     spec = heads.Spec.like(large, "eagle", hidden_layer=-1)
     head = heads.MODULES["eagle"](spec).to(large.device, large.dtype)
     frozen = heads.Frozen.of(large, torch.arange(min(ROWS, large.config.vocab_size)))
@@ -95,12 +90,12 @@ def shapes_block(
         "pair": CausalLMDraft(small, vocabulary=large.config.vocab_size, graphs=recorded),
         "eagle": heads.draft_model(head, spec, frozen, capacity=capacity),
     }
-    return curves(large, drafts, prefix, repetitions, sizes, graphs)
+    return curves(large, drafts, PREFIX, repetitions, sizes, graphs)
 
 
-def _untrained(config: Mapping[str, object], dtype: str) -> PreTrainedModel:
+def _untrained(config: Mapping[str, object]) -> PreTrainedModel:
     with torch.device(models.device()):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=models.dtype(dtype)).eval()
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).eval()
 
 
 def forecast(race: pd.DataFrame, curves: pd.DataFrame) -> pd.Series:

@@ -1,6 +1,7 @@
-"""What a GPU is asked, on a CPU: the command in its small form, sampled laws with their control, a forecast by hand."""
+"""What a GPU is asked, on a CPU: the command in a reduced form, sampled laws with their control, a forecast by hand."""
 
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -74,16 +75,29 @@ def test_a_forecast_by_hand():
     )
 
 
+TINY = {"model_type": "qwen2", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+FEW = {"length": 8, "repetitions": 1, "sizes": [1, 4], "draws": 20, "target": TINY, "draft": TINY}
+
+
+def reduced(wanted: experiments.Experiment) -> experiments.Experiment:
+    """An experiment on one prompt, with two methods, a few tokens and tiny models."""
+    few = FEW | {"methods": wanted.settings.get("methods", ())[:2]}
+    settings = {name: few.get(name, value) for name, value in wanted.settings.items()}
+    return replace(wanted, prompts=wanted.prompts and ["conversation-01"], settings=settings)
+
+
 @pytest.mark.model
-def test_the_command_in_its_small_form(smollm2, monkeypatch, tmp_path, capsys):
+def test_the_command_in_a_reduced_form(smollm2, monkeypatch, tmp_path, capsys):
     for module in (run, prices, gpu):
         monkeypatch.setattr(module, "loaded", lambda *_: smollm2)
     few = {}  # on a CPU it takes seconds to record a size
     monkeypatch.setattr(run, "_graphs", lambda pair, capacity: few.setdefault(0, Graphs(pair.target, sizes=(1, 8))))
-    monkeypatch.setattr(sys, "argv", ["lab", "gpu", "--small", "--out", str(tmp_path)])
+    asked = {name: reduced(wanted) for name, wanted in experiments.EXPERIMENTS.items() if name.startswith("gpu_")}
+    monkeypatch.setattr(experiments, "EXPERIMENTS", asked)
+    monkeypatch.setattr(sys, "argv", ["lab", "gpu", "--out", str(tmp_path)])
     command.main()
     said = capsys.readouterr().out
-    asked = [name for name in experiments.EXPERIMENTS if name.startswith("gpu_")]
     assert len(asked) == 7
     for name in asked:
         table = sweep.load(tmp_path / f"{name}.jsonl")
