@@ -77,8 +77,9 @@ def shapes_block(
 ) -> list[dict[str, object]]:
     """``curves`` of models that are not trained: a target and a draft of given configurations, and an EAGLE-type head.
 
-    In bfloat16, behind PREFIX tokens; forwards cost what they cost whatever the weights are. target, draft: settings of transformers' configurations,
-    with model_type. Rows as of ``curves``; the draft model is called "pair", the head "eagle".
+    In bfloat16, behind PREFIX tokens; forwards cost what they cost whatever the weights are. target, draft: settings of
+    transformers' configurations, with model_type. Rows as of ``curves``; the draft model is called "pair", the head
+    "eagle".
     """
     large, small = (_untrained(config) for config in (target, draft))
     capacity = (PREFIX + 2 * max(sizes)) if graphs else 0
