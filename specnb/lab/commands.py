@@ -88,7 +88,7 @@ def told(cell: str, table: pd.DataFrame, first: str = "generate") -> None:
         if count < FEW:
             print(f"only {count} of the {FEW} prompts that an interval needs at least: try --prompts own:4")
     elif cell == "law":
-        print(good[["method", "temperature", "outcomes", "p value"]].to_string(index=False))
+        print(good[["method", "heat", "outcomes", "p value"]].to_string(index=False))
     elif cell in ("curves", "shapes"):
         for recorded, part in good.groupby("graphs"):
             curves = 1000 * part.pivot(index="nodes", columns="model", values="median")

@@ -52,7 +52,7 @@ CELLS: dict[str, tuple[Callable, set[str]]] = {  # what a block measures, and th
     "rules": (replay.rules_block, set(replay.COLUMNS)),
     "verifiers": (coinless.verifiers_block, {"method", "rule", "steps", "tau", "given", "nodes"}),
     "curves": (prices.curves_block, {"model", "nodes", "quartile", "median", "third quartile"}),
-    "law": (gpu.law_block, {"method", "temperature", "outcomes", "p value"}),
+    "law": (gpu.law_block, {"method", "heat", "outcomes", "p value"}),
     "shapes": (gpu.shapes_block, {"model", "nodes", "quartile", "median", "third quartile"}),
     "alike": (alike_block, {"method", "branches", "repeated", *metrics.ALIKE}),
 }
@@ -184,7 +184,8 @@ def stale(folder: Path = RESULTS) -> dict[str, str]:
 def _columns(table: pd.DataFrame) -> set[str]:
     """The columns that a cell measured: not the block's settings, nor where it was measured."""
     own = {"heads", "key", "cell", "processor", "device", "torch", "date", "command", "status", "error"}
-    settings = {name for measure, _ in CELLS.values() for name in inspect.signature(measure).parameters}
+    cells = set(table["cell"]) & set(CELLS)
+    settings = {name for cell in cells for name in inspect.signature(CELLS[cell][0]).parameters}
     return set(table.columns) - own - settings
 
 

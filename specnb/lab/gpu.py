@@ -46,7 +46,7 @@ def law_block(
         seen = Counter(_sampled(name, found, ids, heat, seed) for seed in range(draws))
         counts = [seen[outcome] for outcome in common]
         test = chisquare([*counts, draws - sum(counts)], [*expected, draws - sum(expected)])
-        rows.append({"method": name, "temperature": heat, "outcomes": len(common) + 1, "p value": float(test.pvalue)})
+        rows.append({"method": name, "heat": heat, "outcomes": len(common) + 1, "p value": float(test.pvalue)})
     return rows
 
 

@@ -32,7 +32,7 @@ def toy(monkeypatch):
 @pytest.mark.usefixtures("toy")
 def test_laws_hold_and_the_control_fails():
     rows = gpu.law_block("conversation-01", LAWFUL, draws=500)
-    assert [(row["method"], row["temperature"]) for row in rows] == [
+    assert [(row["method"], row["heat"]) for row in rows] == [
         *((name, 1.0) for name in LAWFUL),
         (LAWFUL[0], gpu.COOLER),
     ]
@@ -102,6 +102,7 @@ def test_the_command_in_a_reduced_form(smollm2, monkeypatch, tmp_path, capsys):
     for name in asked:
         table = sweep.load(tmp_path / f"{name}.jsonl")
         assert set(table["status"]) == {"ok"}
+        assert experiments._columns(table) == experiments.CELLS[asked[name].cell][1] - {"status", "error"}
         assert table["command"].str.startswith("python -m specnb.lab record gpu_").all()
         assert f"\n{name} on " in said
     assert sweep.load(tmp_path / "gpu_texts.jsonl").set_index("method").loc["undrafted in graphs", "same"]
