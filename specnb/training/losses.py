@@ -36,35 +36,14 @@ class Batch:
         return F.embedding(self.tokens, frozen.embedding).to(self.soft.dtype)
 
 
-class FrozenCrossEntropy(torch.autograd.Function):
-    """Σ over rows of mass · log Σ exp(W h) − e · h, the cross-entropy against frozen output rows W, in chunks.
-
-    The gradient with respect to h, mass · softmax(W h) W − e, is formed on the way forward.
-    """
-
-    @staticmethod
-    def forward(ctx, h: Tensor, rows: Tensor, soft: Tensor, mass: Tensor, chunk: int = 1024) -> Tensor:
-        gradient, total = torch.empty_like(h), h.new_zeros((), dtype=torch.float32)
-        for at in range(0, len(h), chunk):
-            part = slice(at, at + chunk)
-            logits = h[part].to(rows.dtype) @ rows.T  # (chunk, V_d)
-            law, (best, column) = logits.softmax(-1, dtype=torch.float32), logits.max(-1, keepdim=True)
-            log_sum = best.float() - law.gather(-1, column).log()
-            total += (mass[part, None] * log_sum).sum() - (soft[part].float() * h[part].float()).sum()
-            gradient[part] = (law.to(rows.dtype) @ rows).float() * mass[part, None] - soft[part].float()
-        ctx.save_for_backward(gradient)
-        return total
-
-    @staticmethod
-    def backward(ctx, above: Tensor):
-        (gradient,) = ctx.saved_tensors
-        return (gradient * above).to(gradient.dtype), None, None, None, None
-
-
 def cross_entropy(h: Tensor, frozen: Frozen, soft: Tensor, mass: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of draft states h (R, width) against soft rows (R, width) that carry this much mass (R,)."""
-    mass = torch.ones(len(h), device=h.device) if mass is None else mass
-    return FrozenCrossEntropy.apply(h, frozen.rows, soft, mass) / max(1, len(h))
+    """Mean cross-entropy of draft states h (R, width) against soft rows e (R, width) that carry this much mass (R,).
+
+    Σ over rows of mass · log Σ exp(W h) − e · h, by the frozen output rows W.
+    """
+    log_sum = (h.to(frozen.rows.dtype) @ frozen.rows.T).float().logsumexp(-1)
+    log_sum = log_sum if mass is None else mass * log_sum
+    return (log_sum.sum() - (soft.float() * h.float()).sum()) / max(1, len(h))
 
 
 # ---- passes ---------------------------------------------------------------------------------------------------
