@@ -131,15 +131,15 @@ def split(dialogues: Sequence[int], every: int = 20) -> tuple[list[int], list[in
 
 
 def train(
-    head: nn.Module, frozen: Frozen, data: Features, loss: Loss, schedule: Schedule, checkpoint: Path, terms: dict
+    head: nn.Module, frozen: Frozen, data: Features, loss: Loss, schedule: Schedule, checkpoint: Path
 ) -> tuple[nn.Module, list[dict]]:
     """Train a head to its best validation loss; returns it with the learning curve, one row per epoch.
 
     Where data has trees, the dialogues that carry them are used, else all.
 
     The checkpoint file holds everything a killed run needs to go on as if nothing had happened: each step's noise
-    comes from (seed, step), each epoch's order from (seed, epoch). Raises ValueError if the file is damaged or
-    belongs to a run with other terms (any facts that name the run), or if the loss is no longer a number.
+    comes from (seed, step), each epoch's order from (seed, epoch). A run with other terms has another file, see
+    ``runs.train``. Raises ValueError if the file is damaged or if the loss is no longer a number.
     """
     if schedule.epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {schedule.epochs}")
@@ -150,9 +150,8 @@ def train(
     steps, per_epoch = len(plan), len(plan) // schedule.epochs
     optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=schedule.decay, fused=True)
     state = {"step": 0, "curve": [], "best": None}
-    terms = {**terms, "schedule": repr(schedule), "tokens": len(data.tokens)}
     if checkpoint.exists():
-        state = _restore(checkpoint, terms, head, optimizer)
+        state = _restore(checkpoint, head, optimizer)
     bar = tqdm(range(state["step"], steps), total=steps, initial=state["step"], unit="step", disable=files.QUIET)
     for step in bar:
         if _since_best(state["curve"]) >= schedule.patience:
@@ -178,7 +177,7 @@ def train(
                 state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
         if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
             parts = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
-            files.write_torch(checkpoint, {"terms": terms, "state": state, **parts})
+            files.write_torch(checkpoint, {"state": state, **parts})
     head.load_state_dict(state["best"])
     return head, state["curve"]
 
@@ -213,17 +212,13 @@ def validate(head: nn.Module, frozen: Frozen, data: Features, rows: list[int], l
     return {"validation_loss": float(np.average(values, weights=counts))}
 
 
-def _restore(path: Path, terms: dict, head: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+def _restore(path: Path, head: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     try:
         saved = torch.load(path, weights_only=True, map_location="cpu")
     except OSError:
         raise  # the disk's own words
     except Exception as error:  # torch raises half a dozen kinds for a damaged file
         raise ValueError(f"the checkpoint {path} is truncated or damaged: delete it to start over") from error
-    other = {name: saved["terms"].get(name) for name in terms if saved["terms"].get(name) != terms[name]}
-    if other:
-        ours = {name: terms[name] for name in other}
-        raise ValueError(f"the checkpoint {path} belongs to another run (with {other}, not {ours}): delete it")
     head.load_state_dict(saved["head"])
     optimizer.load_state_dict(saved["optimizer"])
     return saved["state"]

@@ -98,7 +98,7 @@ def train(
         data = replace(data, trees=trees)
     run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
     checkpoint = files.cache_dir() / "training" / f"{name}-{run}.pt"
-    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint, terms)
+    head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint)
     facts = {
         "head": name,
         "target": fingerprint,

@@ -30,7 +30,7 @@ def test_every_kind_learns(name, pair, ready, tmp_path):
     if recipe.trees:
         data = replace(data, trees=branches.compute(pair.target, frozen, data, range(40), k=recipe.trees, m=4))
     before = loop.validate(head, frozen, data, range(0, 40, 20), recipe.loss, longer)["validation_loss"]
-    _, curve = loop.train(head, frozen, data, recipe.loss, longer, tmp_path / "c.pt", {})
+    _, curve = loop.train(head, frozen, data, recipe.loss, longer, tmp_path / "c.pt")
     assert min(row["validation_loss"] for row in curve) < before
     assert curve[-1]["loss"] < curve[0]["loss"]
 
@@ -142,12 +142,12 @@ def test_a_killed_run_resumes_bit_for_bit(name, pair, ready, tmp_path):
     """Bar 6: killed at any step or validation, again and again, the weights and the curve come out the same."""
     frozen, data = ready
     head, _, recipe = fresh(pair, name)
-    expected, curve = loop.train(head, frozen, data, recipe.loss, QUICK, tmp_path / "whole.pt", {})
+    expected, curve = loop.train(head, frozen, data, recipe.loss, QUICK, tmp_path / "whole.pt")
     for stop in (1, 3, 4, 7):
         head, path = fresh(pair, name)[0], tmp_path / f"{stop}.pt"
         for _ in range(100):
             try:
-                _, again = loop.train(head, frozen, data, killed_at(stop, recipe.loss), QUICK, path, {})
+                _, again = loop.train(head, frozen, data, killed_at(stop, recipe.loss), QUICK, path)
                 break
             except Killed:
                 head = fresh(pair, name)[0]  # a new process knows only the checkpoint
@@ -166,12 +166,12 @@ def test_early_stopping_resumes_alike(pair, ready, tmp_path):
         calls.append(args)
         return recipe.loss(*args)
 
-    expected, curve = loop.train(fresh(pair, "eagle")[0], frozen, data, counted, hasty, tmp_path / "whole.pt", {})
+    expected, curve = loop.train(fresh(pair, "eagle")[0], frozen, data, counted, hasty, tmp_path / "whole.pt")
     assert len(curve) < 30
     head = fresh(pair, "eagle")[0]
     with pytest.raises(Killed):
-        loop.train(head, frozen, data, killed_at(len(calls) - 2, recipe.loss), hasty, tmp_path / "c.pt", {})
-    head, again = loop.train(fresh(pair, "eagle")[0], frozen, data, recipe.loss, hasty, tmp_path / "c.pt", {})
+        loop.train(head, frozen, data, killed_at(len(calls) - 2, recipe.loss), hasty, tmp_path / "c.pt")
+    head, again = loop.train(fresh(pair, "eagle")[0], frozen, data, recipe.loss, hasty, tmp_path / "c.pt")
     assert again == curve
     assert torch.equal(head.fc.weight, expected.fc.weight)
 
@@ -181,7 +181,7 @@ def test_noise_is_part_of_what_resumes(pair, ready, tmp_path):
     frozen, data = ready
     recipe = loop.RECIPES["eagle"]
     trained = [
-        loop.train(fresh(pair, "eagle")[0], frozen, data, recipe.loss, replace(QUICK, seed=s), tmp_path / f"{s}.pt", {})
+        loop.train(fresh(pair, "eagle")[0], frozen, data, recipe.loss, replace(QUICK, seed=s), tmp_path / f"{s}.pt")
         for s in (0, 1)
     ]
     assert not torch.equal(trained[0][0].fc.weight, trained[1][0].fc.weight)
@@ -193,11 +193,9 @@ def interrupted(pair, ready, tmp_path):
     frozen, data = ready
     recipe, path = loop.RECIPES["edd"], tmp_path / "c.pt"
     with pytest.raises(Killed):
-        loop.train(fresh(pair, "edd")[0], frozen, data, killed_at(5, recipe.loss), QUICK, path, {})
+        loop.train(fresh(pair, "edd")[0], frozen, data, killed_at(5, recipe.loss), QUICK, path)
     assert path.exists()
-    return path, functools.partial(
-        loop.train, fresh(pair, "edd")[0], frozen, data, recipe.loss, checkpoint=path, terms={}
-    )
+    return path, functools.partial(loop.train, fresh(pair, "edd")[0], frozen, data, recipe.loss, checkpoint=path)
 
 
 def test_a_truncated_checkpoint_is_named(interrupted):
@@ -207,12 +205,20 @@ def test_a_truncated_checkpoint_is_named(interrupted):
         go_on(schedule=QUICK)
 
 
-def test_a_checkpoint_of_another_run_is_refused(interrupted):
-    _, go_on = interrupted
-    with pytest.raises(ValueError, match="belongs to another run"):
-        go_on(schedule=replace(QUICK, lr=0.5))
-    with pytest.raises(ValueError, match="'ids': None"):
-        go_on(schedule=QUICK, terms={"ids": "those of another table"})
+def test_a_run_on_other_terms_has_a_checkpoint_of_its_own(pair, dialogues, tmp_path, monkeypatch):
+    recipe, ids = loop.RECIPES["eagle"], features.vocabulary(dialogues, 16)
+    train = functools.partial(runs.train, pair, "eagle", command="test", dialogues=dialogues, ids=ids, out=tmp_path)
+    dying = functools.wraps(recipe.loss)(killed_at(5, recipe.loss))
+    with monkeypatch.context() as patch:
+        patch.setitem(loop.RECIPES, "eagle", replace(recipe, loss=dying))
+        with pytest.raises(Killed):
+            train(schedule=QUICK)
+    (kept,) = (files.cache_dir() / "training").glob("*")
+    before = kept.read_bytes()
+    train(schedule=replace(QUICK, seed=1))
+    assert kept.read_bytes() == before
+    train(schedule=QUICK)
+    assert not kept.exists()
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(interrupted, monkeypatch):
@@ -260,13 +266,7 @@ def test_hopeless_schedules_are_said(change, message, pair, ready, tmp_path):
     frozen, data = ready
     with pytest.raises(ValueError, match=message):
         loop.train(
-            fresh(pair, "edd")[0],
-            frozen,
-            data,
-            loop.RECIPES["edd"].loss,
-            replace(QUICK, **change),
-            tmp_path / "c.pt",
-            {},
+            fresh(pair, "edd")[0], frozen, data, loop.RECIPES["edd"].loss, replace(QUICK, **change), tmp_path / "c.pt"
         )
 
 
@@ -274,6 +274,6 @@ def test_too_few_dialogues_are_said(pair, dialogues, ready, tmp_path):
     frozen, data = ready
     one = runs.corpus_features(pair, dialogues[:1], frozen.ids, [-1, -4])
     with pytest.raises(ValueError, match="0 dialogues to train on and 1 to validate are too few"):
-        loop.train(fresh(pair, "edd")[0], frozen, one, None, QUICK, tmp_path / "c.pt", {})
+        loop.train(fresh(pair, "edd")[0], frozen, one, None, QUICK, tmp_path / "c.pt")
     with pytest.raises(ValueError, match="none of 40 dialogues has an answer of 99 tokens"):
         branches.compute(pair.target, frozen, data, range(40), k=2, m=99)
