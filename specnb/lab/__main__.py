@@ -47,7 +47,7 @@ def main() -> None:
     part.add_argument("--repetitions", type=number, default=1)
     part.add_argument("--whole", action="store_true", help="write all new tokens, whatever ends the text before")
     part.add_argument("--texts", action="store_true", help="compare greedy float32 texts instead of speed")
-    part = parts.add_parser("price", parents=[model], help="cost curves of the target and of heads")
+    part = parts.add_parser("price", parents=[where, model], help="cost curves of the target and of heads")
     part.add_argument("heads", nargs="*", metavar="HEAD")
     part.add_argument("--prefix", type=number, default=300, help="tokens behind which forwards are measured")
     part.add_argument("--repetitions", type=number, default=15)

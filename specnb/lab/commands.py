@@ -10,7 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from specnb import models
-from specnb.lab import experiments, methods, prices, run, stats, sweep
+from specnb.lab import experiments, methods, run, stats
+from specnb.lab.experiments import Experiment
 from specnb.models import prompts, provenance
 from specnb.sampling import Warp
 from specnb.tree import Drawn
@@ -56,26 +57,28 @@ def checked_prompts(options: argparse.Namespace) -> list[str]:
 def race(options: argparse.Namespace) -> pd.DataFrame:
     """Methods on prompts, timed, or their greedy texts compared; recorded block by block, and shown."""
     ids = checked_prompts(options)
-    common = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
+    settings = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
     if not options.texts:
-        common |= {"temperature": options.temperature, "repetitions": options.repetitions, "dtype": options.dtype}
-        common |= {"packed": options.packed, "whole": options.whole}
-    hashes = experiments.used_heads(options.methods)
-    cell, measure = ("texts", run.texts_block) if options.texts else ("race", run.race_block)
+        settings |= {"temperature": options.temperature, "repetitions": options.repetitions, "dtype": options.dtype}
+        settings |= {"packed": options.packed, "whole": options.whole}
+    return measured(Experiment("", "texts" if options.texts else "race", prompts=ids, settings=settings), options)
+
+
+def measured(wanted: Experiment, options: argparse.Namespace) -> pd.DataFrame:
+    """An experiment that stands in no table, recorded in OUT.jsonl and shown."""
+    wanted.keys()  # blocks and heads that make no sense are told before anything is loaded
     if not options.scheduler:  # what cannot be loaded is no failure of a method
-        run.loaded(options.pair, *(("float32",) if options.texts else (options.dtype, options.packed)))
+        run.loaded(options.pair, wanted.settings.get("dtype", "float32"), wanted.settings.get("packed", False))
+    file, command = Path(f"{options.out}.jsonl"), provenance.command("specnb.lab")
     with executors(options) as executor:
-        table = sweep.run(
-            cell, measure, [{"prompt": one, **common} for one in ids], f"{options.out}.jsonl", heads=hashes,
-            command=provenance.command("specnb.lab"), executor=executor, retry=options.retry,
-        )  # fmt: skip
-    told(cell, table, options.methods[0])
+        table = wanted.measure(file, command, executor, options.retry)
+    told(wanted, table)
     return table
 
 
-def told(cell: str, table: pd.DataFrame, first: str = "generate") -> None:
-    """Print what a recorded table says, by what its blocks measured. first: a race's baseline."""
-    good, count = table[table["status"] == "ok"], table["prompt"].nunique() if "prompt" in table else 0
+def told(wanted: Experiment, table: pd.DataFrame) -> None:
+    """Print what a recorded table says, by what its blocks measured; a race's first method is its baseline."""
+    good, cell, first = table[table["status"] == "ok"], wanted.cell, [*wanted.settings.get("methods", ()), ""][0]
     if cell == "texts" and len(good):
         for name, part in good.groupby("method", sort=False):
             equal, same = part["equal"].sum(), part["same"].sum()
@@ -85,7 +88,7 @@ def told(cell: str, table: pd.DataFrame, first: str = "generate") -> None:
         print(found[["tau", "speed-up", "low", "high", "token/s", "prompts", "failed"]].round(2).to_string())
         if level := [name for name in found.index if found["low"][name] <= 1 <= found["high"][name] and name != first]:
             print(f"not told from {first}, the interval holds 1: {', '.join(level)}")
-        if count < FEW:
+        if (count := table["prompt"].nunique()) < FEW:
             print(f"only {count} of the {FEW} prompts that an interval needs at least: try --prompts own:4")
     elif cell == "law":
         print(good[["method", "heat", "outcomes", "p value"]].to_string(index=False))
@@ -97,14 +100,9 @@ def told(cell: str, table: pd.DataFrame, first: str = "generate") -> None:
 
 def price(options: argparse.Namespace) -> pd.DataFrame:
     """Cost curves of the target's forwards and of heads', behind a prefix; recorded and shown."""
-    block = {"heads": options.heads, "prefix": options.prefix, "pair": options.pair, "dtype": options.dtype}
-    block |= {"packed": options.packed, "repetitions": options.repetitions}
-    command = provenance.command("specnb.lab")
-    used = experiments.used_heads((), options.heads)
-    run.loaded(options.pair, options.dtype, options.packed)
-    table = sweep.run("curves", prices.curves_block, [block], f"{options.out}.jsonl", command=command, heads=used)
-    told("curves", table)
-    return table
+    settings = {"heads": options.heads, "prefix": options.prefix, "pair": options.pair, "dtype": options.dtype}
+    settings |= {"packed": options.packed, "repetitions": options.repetitions}
+    return measured(Experiment("", "curves", settings=settings), options)
 
 
 def gpu(options: argparse.Namespace) -> pd.DataFrame:
@@ -113,7 +111,7 @@ def gpu(options: argparse.Namespace) -> pd.DataFrame:
     for name in (name for name in experiments.EXPERIMENTS if name.startswith("gpu_")):
         print(f"\n{name} on {provenance.facts('')['device']}", flush=True)
         tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry)
-        told(experiments.EXPERIMENTS[name].cell, tables[name])
+        told(experiments.EXPERIMENTS[name], tables[name])
     shapes = tables["gpu_shapes"]
     if not any((table["status"] == "failed").any() for table in (tables["gpu_race"], shapes)):
         print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")

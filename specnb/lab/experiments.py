@@ -7,9 +7,8 @@ is gone, or has other columns than its reader; ``stale()`` says which are.
 
 import inspect
 import json
-import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import pandas as pd
 from specnb import heads, verifiers
 from specnb.decode import decode
 from specnb.drafters import SelfDrafter
-from specnb.lab import coinless, gpu, methods, metrics, prices, replay, run, sweep
+from specnb.lab import coinless, gpu, metrics, prices, replay, run, sweep
 from specnb.lab.methods import named
 from specnb.models import files, prompts
 from specnb.target import Target
@@ -60,12 +59,12 @@ CELLS: dict[str, tuple[Callable, set[str]]] = {  # what a block measures, and th
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recording of the table data/experiments.toml, which says what the fields mean."""
+    """One recording of the table data/experiments.toml, which says what the fields mean, or one of a command's own."""
 
     name: str
     cell: str
-    feeds: Sequence[str]
-    minutes: int
+    feeds: Sequence[str] = ()
+    minutes: int = 0
     prompts: Sequence[str] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     over: Mapping[str, Sequence] = field(default_factory=dict)
@@ -80,15 +79,15 @@ class Experiment:
         return sweep.keys(self.cell, CELLS[self.cell][0], self.blocks(), self.heads())
 
     def heads(self) -> dict[str, str]:
-        """Hashes of the trained heads that its blocks use."""
-        named = self.settings.get("methods", ()), self.settings.get("heads", ()), self.over.get("head", ())
-        return used_heads(*named)
+        """Hashes of the trained heads that its blocks use: those behind methods by name, and heads by name."""
+        used = {prices.head_of(name) for name in self.settings.get("methods", ())}
+        used |= {*self.settings.get("heads", ()), *self.over.get("head", ())}
+        return heads.hashes({name.partition("@")[0] for name in used - {None}} - {"pair"})
 
-
-def used_heads(named: Iterable[str], drafts: Iterable[str] = (), more: Iterable[str] = ()) -> dict[str, str]:
-    """Hashes of the trained heads behind methods by name, and of heads by name."""
-    used = {methods.method(name).head for name in named} | {"vdm" for name in named if name == "assistant"}
-    return heads.hashes({name.partition("@")[0] for name in {*used, *drafts, *more} - {None, "pair"}})
+    def measure(self, file: Path, command: str, executor: Executor | None = None, retry: bool = False) -> pd.DataFrame:
+        """Measure the blocks that the file lacks; the table of all of them, see ``sweep.run``."""
+        options = {"command": command, "heads": self.heads(), "executor": executor, "retry": retry}
+        return sweep.run(self.cell, CELLS[self.cell][0], self.blocks(), file, **options)
 
 
 TABLE = tomllib.loads((files.DATA / "experiments.toml").read_text("utf-8"))
@@ -106,9 +105,7 @@ def record(
     """Record what an experiment lacks; the table of all its blocks. only: prompts, by ``prompts.chosen``."""
     wanted = EXPERIMENTS[check(name)]
     wanted = replace(wanted, prompts=tuple(only)) if only else wanted
-    options = {"command": shlex.join(["python", "-m", "specnb.lab", "record", name]), "heads": wanted.heads()}
-    measure, file = CELLS[wanted.cell][0], folder / f"{name}.jsonl"
-    return sweep.run(wanted.cell, measure, wanted.blocks(), file, executor=executor, retry=retry, **options)
+    return wanted.measure(folder / f"{name}.jsonl", f"python -m specnb.lab record {name}", executor, retry)
 
 
 def recorded(name: str, folder: Path = RESULTS) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from specnb import heads
-from specnb.lab import experiments, run, sweep
+from specnb.lab import experiments, methods, run, sweep
 from specnb.lab.experiments import EXPERIMENTS, RESULTS
 from specnb.models import files
 
@@ -24,7 +24,7 @@ def test_every_experiment_can_be_measured(name):
     assert set(wanted.feeds) <= numbers
     assert wanted.minutes > 0
     for rule in wanted.settings.get("rules", ()):
-        experiments.methods.rule(rule)
+        methods.rule(rule)
     drawn = [n for n in wanted.settings.get("methods", ()) if " swor" in n or " iid" in n]
     assert not drawn or wanted.settings["temperature"] > 0
 
