@@ -41,14 +41,10 @@ def interpolated(curve: Curve, sizes: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Seconds of a forward pass by number of nodes, for target and draft, and of a step's other work.
-
-    target, draft: nodes → seconds, between and beyond them linear; other: per step.
-    """
+    """Seconds of a forward pass by number of nodes, for target and draft: between and beyond the points linear."""
 
     target: Curve
     draft: Curve
-    other: float = 0.0
 
     @classmethod
     def flat(cls, call: float, node: float = 0.0) -> "Costs":
@@ -59,7 +55,7 @@ class Costs:
         """Time of a replayed run."""
         drafted = [size for turn in turns for size in turn.forwards]
         target = float(interpolated(self.target, [turn.nodes for turn in turns]).sum())
-        return target + float(interpolated(self.draft, drafted).sum()) + self.other * len(turns)
+        return target + float(interpolated(self.draft, drafted).sum())
 
 
 def speed(tau, forwards, nodes, *, call: float, node: float):

@@ -122,20 +122,18 @@ def keys(cell: str, measure: Callable, blocks: Sequence[Block], heads: Mapping[s
     return found
 
 
-def _lines(file: Path) -> Iterator[dict]:
-    """The complete lines of a file; ValueError on one that is no recorded block."""
-    if file.exists():
-        for number, text in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
-            try:
-                yield json.loads(text)
-            except ValueError as error:
-                raise ValueError(f"{file}, line {number} is no recorded block: {error}") from error
-
-
 def _latest(file: Path) -> dict[str, dict]:
-    """By key, the last record of each block; one that could not be measured again hides no earlier one."""
+    """By key, the last record of each block; one that could not be measured again hides no earlier one.
+
+    Of complete lines only; ValueError on one that is no recorded block.
+    """
     found: dict[str, dict] = {}
-    for line in _lines(file):
+    complete = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    for number, text in enumerate(complete, start=1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number} is no recorded block: {error}") from error
         if line["key"] not in found or line["rows"]:
             found[line["key"]] = line
     return found

@@ -59,8 +59,8 @@ def test_repetitions_have_baselines_of_their_own():
 
 def test_seconds_are_sums_over_the_curves():
     turns = [replay.Turn(0, 3, (1, 2), 1), replay.Turn(2, 9, (1,), 0)]
-    costs = prices.Costs(target={1: 1.0, 5: 3.0}, draft={1: 0.1, 3: 0.3}, other=0.01)
-    assert costs.seconds(turns) == pytest.approx((2.0 + 5.0) + (0.1 + 0.2 + 0.1) + 0.02)
+    costs = prices.Costs(target={1: 1.0, 5: 3.0}, draft={1: 0.1, 3: 0.3})
+    assert costs.seconds(turns) == pytest.approx((2.0 + 5.0) + (0.1 + 0.2 + 0.1))
     flat = prices.Costs.flat(0.1, 0.01)
     assert flat.seconds(turns) == pytest.approx(2 + 0.01 * (2 + 8) + 3 * 0.1)
     assert prices.speed(2.0, 3, 10, call=0.1, node=0.01) == pytest.approx(2 / (1 + 0.3 + 0.1))
