@@ -39,8 +39,6 @@ def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
     Questions count as well: answers take up their words, and a word of a new question is likelier one of other
     questions than one of other answers.
     """
-    if size > 32_767:
-        raise ValueError(f"a reduced vocabulary holds at most 32767 tokens (columns are kept as int16), got {size}")
     counts = np.bincount([t for d in dialogues for t in (*d.question, *d.answer)])
     if (counts > 0).sum() < size:
         raise ValueError(f"the corpus has only {(counts > 0).sum()} different tokens, {size} were asked for")
@@ -113,7 +111,7 @@ def compute(pair: models.Pair, frozen: heads.Frozen, texts: Sequence[Text], laye
 
     Texts go to the disk in runs of CHUNK, each computed once for the same target and vocabulary, so that a grown
     corpus only adds to them, and another layer only itself. All are then read into memory: 2 · width bytes a token
-    for each layer, 4 · width for the soft row, and 40 more. OSError if the disk has no room.
+    for each layer, 4 · width for the soft row, and 60 more. OSError if the disk has no room.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
     base = json.dumps([heads.fingerprint(pair.target), str(frozen.rows.dtype), frozen.ids.tolist()])
@@ -152,6 +150,6 @@ def _run(pair, frozen, sequences, layers) -> list[dict[str, Tensor]]:
         hidden = {f"hidden{layer}": states[layer][row, : len(sequence)].bfloat16() for layer in layers}
         law = F.linear(states[-1][row, : len(sequence)], frozen.rows).float().softmax(-1)  # (n, V_d)
         best_p, best = law.topk(TOP)
-        more = {"soft": law @ frozen.rows.float(), "best": best.to(torch.int16), "best_p": best_p.bfloat16()}
+        more = {"soft": law @ frozen.rows.float(), "best": best.to(torch.int32), "best_p": best_p.bfloat16()}
         found.append({name: value.cpu() for name, value in (hidden | more).items()})
     return found
