@@ -64,7 +64,7 @@ def run(options: Namespace) -> None:
         runs.write_held_out(pair, command)
     elif options.what == "train":
         schedule = loop.Schedule(epochs=options.epochs, lr=options.lr or loop.Schedule.lr)
-        text = {"dialogues": corpus.mixed(shards=options.shards), "ids": runs.vocabulary()}
+        text = {"dialogues": corpus.load(corpus.FOLDER, corpus.GUIDED, shards=options.shards), "ids": runs.vocabulary()}
         out = options.out or heads.FOLDER
         untrained = [name for name in options.names if options.again or not (out / f"{name}.json").exists()]
         layers = set().union(*(loop.RECIPES[name].layers for name in untrained))

@@ -57,13 +57,11 @@ def held_out() -> set[tuple[str, ...]]:
     return {window for name in prompts.SETS for text in prompts.load(name)["text"] for window in windows(text)}
 
 
-def load(folder: Path = FOLDER, shards: int | None = None) -> list[writing.Dialogue]:
-    """The dialogues of a corpus (of its first shards), in order; ValueError if a shard is missing or damaged."""
-    return mixed([folder], shards)
+def load(*folders: Path, shards: int | None = None) -> list[writing.Dialogue]:
+    """The dialogues of corpora (of the first shards of each), in order, a shard of each in turn.
 
-
-def mixed(folders: Sequence[Path] = (FOLDER, GUIDED), shards: int | None = None) -> list[writing.Dialogue]:
-    """The dialogues of several corpora (of the first shards of each), a shard of each in turn; errors as ``load``."""
+    ValueError if a shard is missing or damaged.
+    """
     turns = chain.from_iterable(zip_longest(*(_shards(folder, shards) for folder in folders)))
     return [dialogue for shard in turns if shard for dialogue in shard]
 

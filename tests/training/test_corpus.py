@@ -181,8 +181,8 @@ def test_corpora_are_mixed_shard_by_shard(pair, tmp_path):
     free, guided = (list(corpus.load(tmp_path / name)) for name in ("free", "guided"))
     assert all(pair.decode(d.question).startswith("w6 w7") for d in guided)
     first = corpus.load(tmp_path / "free", shards=1)
-    assert corpus.mixed([tmp_path / "free", tmp_path / "guided"]) == [*first, *guided, *free[len(first) :]]
-    assert corpus.mixed([tmp_path / "free", tmp_path / "guided"], shards=1) == [*first, *guided]
+    assert corpus.load(tmp_path / "free", tmp_path / "guided") == [*first, *guided, *free[len(first) :]]
+    assert corpus.load(tmp_path / "free", tmp_path / "guided", shards=1) == [*first, *guided]
 
 
 @pytest.mark.usefixtures("no_held_out")
@@ -259,7 +259,9 @@ def test_guided_questions_begin_with_an_opening(smollm2):
     begun = tuple(openings.openings())
     questions = [smollm2.decode(d.question) for d in corpus.load(corpus.GUIDED)]
     assert all(q.startswith(begun) for q in questions)
-    assert not all(q.startswith(begun) for q in map(smollm2.decode, (d.question for d in corpus.load(shards=1))))
+    assert not all(
+        q.startswith(begun) for q in map(smollm2.decode, (d.question for d in corpus.load(corpus.FOLDER, shards=1)))
+    )
     assert sum("```python\ndef" in q for q in questions) > 0.2 * len(questions)
 
 
@@ -286,7 +288,7 @@ def test_the_committed_held_out_text_answers_the_prompts(smollm2, monkeypatch):
 def test_a_datastore_of_the_corpus_is_the_texts_of_its_first_shards():
     """The store's run of tokens: every dialogue of the first eleven shards, in order; one shard less is another."""
     store = Datastore.of_corpus()
-    texts = [np.array([*d.question, *d.answer]) for d in corpus.load(shards=retrieval.SHARDS)]
+    texts = [np.array([*d.question, *d.answer]) for d in corpus.load(corpus.FOLDER, shards=retrieval.SHARDS)]
     assert retrieval.SHARDS == 11
     assert len(corpus.read_manifest()["shards"]) >= 11
     assert np.array_equal(store.tokens, np.concatenate(texts))
