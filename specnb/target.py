@@ -85,9 +85,9 @@ class Target:
     forward pass that scores its tree. hidden_layers names the hidden states that drafters ask for. window
     (``models.Window``): keep only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the
     model's own text once something has been evicted; its evictor(model) is called with the cache after each commit.
-    graphs (``models.Graphs``): recorded forwards of this model, for trees that fit them; empty() makes the cache of a
-    generation, score(...) replays a forward, or returns None for a tree that does not fit. Raises ValueError on a model
-    that cannot score trees.
+    graphs: forwards of this model of another kind, recorded ones (``models.Graphs``) or those whose bits do not depend
+    on the tree (``models.Invariant``); empty() makes the cache of a generation, score(...) runs a forward, or returns
+    None for a tree that does not fit. Raises ValueError on a model that cannot score trees.
     """
 
     def __init__(self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window=None, graphs=None):
@@ -195,7 +195,8 @@ class Target:
     @torch.no_grad()
     def _run(self, ids: Tensor, position_ids: Tensor, mask: masks.Masks, **kwargs) -> Scores:
         if self.graphs and not kwargs:
-            found = self.graphs.score(self.cache, ids, position_ids, mask, self.hidden_layers)
+            with evaluating(self.model):
+                found = self.graphs.score(self.cache, ids, position_ids, mask, self.hidden_layers)
             if found:
                 return Scores(*found)
         device = self.model.device

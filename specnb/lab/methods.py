@@ -12,7 +12,8 @@ drafters without a trained draft, with settings
 ``hass:auto + retrieval store=own``: sizes by this machine's prices and by experience (``drafters.AutoDrafter``), also
 merged with a look-up; ``auto`` is short for this one, ``pair:auto + retrieval`` is the like for other pairs
 ``vdm:linear``, ``vdm:streaming 256``, ``vdm:dynatree``: DynaTree's Table 1
-``edd:pct 0.06 in graphs``: any of ours, the forwards of target and draft recorded (``graphs``)
+``edd:pct 0.06 in graphs``: any of ours, the forwards of target and draft recorded (``models.Graphs``)
+``edd:pct 0.06 invariant``: any of ours, the target's forwards by the same bits on any tree (``models.Invariant``)
 """
 
 import re
@@ -61,7 +62,7 @@ DRAFTERS = {
     "retrieval": drafters.RetrievalDrafter,
 }
 MERGEABLE = ("ngram", "retrieval")  # looked up, not computed: paths without auxiliary nodes
-IN_GRAPHS = " in graphs"
+FORWARDS = ("in graphs", "invariant")  # how those of our methods are run
 PATTERN = re.compile(r"(?P<head>[\w./@-]+):(?P<rule>.+?)(?: (?P<drawn>point|iid|swor)(?: (?P<verifier>\w+))?)?")
 
 
@@ -71,7 +72,7 @@ class Method:
 
     head: the trained head, or "pair" for the pair's own draft model. alone: a drafter that needs none, by name and
     settings. merged: what is looked up and goes into the head's tree. verifier: at temperature > 0; greedy otherwise.
-    graphs: whether forwards are recorded.
+    forwards: one of FORWARDS, or None.
     """
 
     name: str
@@ -83,18 +84,18 @@ class Method:
     alone: str | None = None
     merged: str | None = None
     window: Window | None = None
-    graphs: bool = False
+    forwards: str | None = None
 
 
 def method(name: str) -> Method:
     """A method by its full name; ValueError on names and settings without sense, before anything is loaded."""
     if not all(part.split() for part in name.split(" + ")):
         raise ValueError(f"a method has no name: {name!r}")
-    if name.endswith(IN_GRAPHS):
-        plain = method(name.removesuffix(IN_GRAPHS))
+    if how := next((how for how in FORWARDS if name.endswith(f" {how}")), None):
+        plain = method(name.removesuffix(f" {how}"))
         if plain.options is not None:
-            raise ValueError(f"{name!r}: forwards of transformers' own methods are not recorded, only ours")
-        return replace(plain, name=name, graphs=True)
+            raise ValueError(f"{name!r}: forwards of transformers' own methods are not run {how}, only ours")
+        return replace(plain, name=name, forwards=how)
     if found := LOOKUP.fullmatch(name):
         return Method(name, {setting: int(text or TUNED[setting]) for setting, text in found.groupdict().items()})
     if name in THEIRS:

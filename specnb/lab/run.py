@@ -29,7 +29,7 @@ from specnb.decode import Drafter, decode, now, steps
 from specnb.drafters import DraftModel
 from specnb.exact.gallery import Unpositioned
 from specnb.lab import methods
-from specnb.models import Graphs, files, prompts
+from specnb.models import Graphs, Invariant, files, prompts
 from specnb.models.graphs import SIZES
 from specnb.target import Target, token_ids
 from specnb.tree import TokenTree
@@ -86,9 +86,11 @@ _graphs = cache(lambda pair, capacity: Graphs(pair.target, capacity=capacity))
 
 
 def built(made: methods.Method, pair: models.Pair, tokens: int) -> tuple[Drafter, DraftModel | None, Graphs | None]:
-    """A method's drafter, its draft model and the target's recorded forwards, for texts of up to so many tokens."""
-    capacity = 256 * -(-(tokens + max(SIZES)) // 256) if made.graphs else 0
+    """A method's drafter, its draft model and the target's special forwards, for texts of up to so many tokens."""
+    capacity = 256 * -(-(tokens + max(SIZES)) // 256) if made.forwards == "in graphs" else 0
     draft, recorded = draft_model(made.head, pair, capacity) if made.head else None, None
+    if made.forwards == "invariant":
+        recorded = Invariant(pair.target)
     prices = machine(pair, made.head, capacity) if made.rule == "auto" else None
     drafter = methods.build(made, pair, draft, prices)
     if capacity:
@@ -326,17 +328,23 @@ def _warm(name: str, pair: models.Pair, **settings) -> None:
 
 
 def texts_block(
-    prompt: str, methods: Sequence[str], length: int, control: str = "", pair: str = models.EMBEDDED
+    prompt: str,
+    methods: Sequence[str],
+    length: int,
+    control: str = "",
+    pair: str = models.EMBEDDED,
+    dtype: str = "float32",
+    plain: str = "generate",
 ) -> list[dict[str, object]]:
-    """Greedy float32 texts of methods of ours beside plain decoding's, by the near-tie rule; one row a method.
+    """Greedy texts of methods of ours beside those of plain decoding, by the near-tie rule; one row a method.
 
     equal: token by token; else first, the place where they part, and gap, that of the two largest logits there. same:
     equal, or the gap is below rounding noise (NEAR_TIE). control: a method that also runs without position ids, which
-    should part.
+    should part. The near-tie rule is float32's: in another dtype texts are equal or they are not.
     """
-    found = loaded(pair, "float32")
+    found = loaded(pair, dtype)
     ids = found.encode(prompts.text(prompt))
-    right = generate(found, ids, length, whole=True)
+    right = greedy_text(plain, found, ids, length)
     runs = [(name, True) for name in methods] + ([(control, False)] if control else [])
     return [
         {"method": name, "positions": told, **compared(found, ids, right, greedy_text(name, found, ids, length, told))}

@@ -1,8 +1,9 @@
 """Models and prompts: files fetched and kept, target/draft pairs by name, prompt sets.
 
 ``pairs`` loads a model with its tokenizer (``load_pair``); ``prompts`` has the prompt sets; ``packing`` lays weights
-out for the CPU's matrix kernels; ``graphs`` records forward passes (CUDA graphs); ``windows`` evicts old tokens from
-a cache (StreamingLLM); ``files`` and ``provenance`` fetch, write and sign files.
+out for the CPU's matrix kernels; ``graphs`` records forward passes (CUDA graphs); ``invariant`` makes forwards whose
+bits do not depend on the tree; ``windows`` evicts old tokens from a cache (StreamingLLM); ``files`` and ``provenance``
+fetch, write and sign files.
 """
 
 from specnb import late
@@ -22,6 +23,6 @@ PAIRS: dict[str, tuple[str, str | None]] = {
 }
 
 __getattr__, __dir__ = late(
-    __name__, files="", prompts="", provenance="", graphs="Graphs", packing="PackedLinear pack",
+    __name__, files="", prompts="", provenance="", graphs="Graphs", invariant="Invariant", packing="PackedLinear pack",
     pairs="Pair check_name device dtype fastest load_pair", windows="Window",
 )  # fmt: skip

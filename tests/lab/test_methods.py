@@ -73,10 +73,11 @@ def test_built_methods(smollm2):
 
 def test_methods_in_graphs():
     made = methods.method("vdm:chain 3 in graphs")
-    assert (made.graphs, made.head, made.rule, made.name) == (True, "vdm", "chain 3", "vdm:chain 3 in graphs")
+    assert (made.forwards, made.head, made.rule, made.name) == ("in graphs", "vdm", "chain 3", "vdm:chain 3 in graphs")
     assert methods.method("undrafted in graphs").alone == "undrafted"
-    assert not methods.method("vdm:chain 3").graphs
-    with pytest.raises(ValueError, match="transformers' own methods are not recorded"):
+    assert methods.method("vdm:chain 3").forwards is None
+    assert methods.method("vdm:chain 3 invariant").forwards == "invariant"
+    with pytest.raises(ValueError, match="transformers' own methods are not run in graphs"):
         methods.method("generate in graphs")
 
 

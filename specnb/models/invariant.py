@@ -1,0 +1,137 @@
+"""Invariant forwards: a node gets the same bits of logits whatever tree it stands in, in any dtype.
+
+A sum of rounded numbers depends on its order, and kernels choose the order by the shapes they are given. So a tree's
+forward and a plain one differ in their last bits, near ties flip, and texts part. Here no sum depends on the tree:
+
+- *Products with weights.* Every forward has the same number of rows, copies of its first one where nodes are fewer; a
+  larger tree takes several. A kernel adds up each element of its result over the same dimension in the same order.
+- *Norms, activations, rotations, residuals* work on one row, by its token and position.
+- *Attention.* A node at place t (its ancestors in the tree and the committed tokens stand before it) sees t + 1 keys
+  in logical order, wherever they lie. They are cut at fixed places: blocks of BLOCK keys, as many as are committed in
+  every tree of this depth in which the node could stand, (t + 1 - depth) // BLOCK, are read where they lie, once for
+  all rows; the others, BLOCK + depth at most, are gathered for the node alone. Within a block and within the gathered
+  ones all products have one shape. All scores have their largest one subtracted, which no order changes; then blocks
+  are added up, neighbours first: those that only another row sees come last and add nothing.
+
+What a kernel does with one row must not depend on the others: that no text proves, so tests compare bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from specnb import masks
+from specnb.cache import ARGUMENT, TreeCache
+
+BLOCK = 32  # keys
+NAME = "specnb_invariant"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows find their keys. beyond: (blocks, rows, 1, 1) which shared blocks a row does not see; slots: (rows,
+    BLOCK + depth) where the gathered ones lie; hidden: (rows, 1, BLOCK + depth) which of these are none."""
+
+    beyond: Tensor
+    slots: Tensor
+    hidden: Tensor
+
+
+def attention(
+    module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, places: Places, **options
+) -> tuple[Tensor, None]:
+    """query (1, heads, rows, d), key and value (1, key heads, slots, d) → (1, rows, heads, d); sums in float32."""
+    if any(options.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
+        raise ValueError(f"invariant attention knows no soft caps, sinks or biases, which {type(module).__name__} has")
+    (rows, columns), blocks, kept, width = places.slots.shape, len(places.beyond), *key.shape[1::2]
+    q = (query[0].float() * scaling).view(kept, -1, rows, width).transpose(1, 2).contiguous()  # (…, rows, group, d)
+    gathered = (x[0].index_select(1, places.slots.view(-1)).float() for x in (key, value))
+    keys, values = (x.view(kept, rows, columns, -1) for x in gathered)
+    scores = (q @ keys.mT).masked_fill_(places.hidden, -torch.inf)  # (key heads, rows, group, columns)
+    top = scores.amax(-1, keepdim=True)
+    if blocks:
+        first, rest = (x[0, :, : blocks * BLOCK].float().view(kept, blocks, BLOCK, -1) for x in (key, value))
+        others = (q.view(kept, 1, -1, width) @ first.mT).view(kept, blocks, rows, -1, BLOCK)
+        others.masked_fill_(places.beyond, -torch.inf)  # (key heads, blocks, rows, group, BLOCK)
+        top = torch.maximum(top, others.amax(-1, keepdim=True).amax(1))
+        others = others.sub_(top[:, None]).exp_()
+    weights = scores.sub_(top).exp_()
+    mass, out = weights.sum(-1, keepdim=True), weights @ values
+    if blocks:
+        mass = mass + _folded(others.sum(-1, keepdim=True))
+        out = out + _folded(others.flatten(2, 3) @ rest).view(out.shape)
+    return (out / mass).transpose(0, 1).flatten(1, 2)[None].to(query.dtype), None
+
+
+def _folded(x: Tensor) -> Tensor:
+    """The sum over dimension 1, the blocks: neighbours first, so that zeros at the end change nothing."""
+    while (n := x.shape[1]) > 1:
+        x = torch.cat([x[:, : n - n % 2 : 2] + x[:, 1::2], x[:, n - n % 2 :]], 1)
+    return x[:, 0]
+
+
+AttentionInterface.register(NAME, attention)
+
+
+class Invariant:
+    """Scores trees by forwards whose bits do not depend on the tree: ``Target(model, graphs=Invariant(model))``.
+
+    Undrafted decoding with the same is the plain decoding that drafted texts then equal, also in bfloat16. Prompts are
+    read as without. rows: nodes of a forward; depth: levels of a tree at most, its root among them. Raises ValueError
+    on a model with windows.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, rows: int = 8, depth: int = 16):
+        if masks.layer_kinds(model) != ("full_attention",):
+            raise ValueError(f"invariant forwards see all that is committed: a {model.config.model_type} has windows")
+        self.model, self.rows, self.depth = model, rows, depth
+
+    def empty(self) -> TreeCache:
+        """The cache for a new generation."""
+        return TreeCache()
+
+    @torch.no_grad()
+    def score(
+        self, cache: TreeCache, ids: Tensor, positions: Tensor, mask: Tensor | None, hidden_layers: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits (n, V) and hidden states of nodes behind all that is in the cache; arguments: see ``Graphs.score``.
+
+        Raises ValueError on a tree that is too deep.
+        """
+        n, start, places = ids.shape[1], cache.length, positions[0] - positions[0, 0]
+        if (levels := int(places.max()) + 1) > self.depth:
+            raise ValueError(f"a tree of {levels} levels: Invariant(model, depth={levels}) takes it")
+        visible, found = torch.ones(1, start + 1, dtype=torch.bool) if mask is None else mask[0, 0] == 0, []
+        usual = self.model.config._attn_implementation
+        try:
+            self.model.config._attn_implementation = NAME
+            for first in range(0, n, self.rows):
+                nodes = torch.arange(first, first + self.rows)
+                nodes[n - first :] = first  # copies
+                seen = visible[nodes.to(visible.device), : start + first + self.rows]
+                where = _places(seen, start + places[nodes], self.depth)
+                found.append(self._run(cache, ids[:, nodes], positions[:, nodes], where, hidden_layers))
+        finally:
+            self.model.config._attn_implementation = usual
+        logits, *hidden = (torch.cat(rows)[:n] for rows in zip(*found, strict=True))
+        return logits, dict(zip(hidden_layers, hidden, strict=True))
+
+    def _run(self, cache: TreeCache, ids: Tensor, positions: Tensor, places: Places, layers: Sequence[int]) -> tuple:
+        device, slots = self.model.device, cache.length + cache.pending + self.rows
+        inputs = {"input_ids": ids.to(device), "position_ids": positions.to(device), ARGUMENT: cache, "places": places}
+        mask = torch.zeros(1, 1, self.rows, slots, dtype=self.model.dtype, device=device)  # not read
+        out = self.model(**inputs, attention_mask=mask, use_cache=True, output_hidden_states=bool(layers))
+        return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
+
+
+def _places(visible: Tensor, last: Tensor, depth: int) -> Places:
+    """visible: (rows, slots) bool; last: (rows,) int64, how many keys of the text stand before a row's own."""
+    blocks = (last + 1 - depth).clamp_min(0) // BLOCK
+    columns = blocks[:, None] * BLOCK + torch.arange(BLOCK + depth)
+    ordered = (~visible).to(torch.uint8).argsort(dim=-1, stable=True)  # what is seen, in logical order, then the rest
+    slots = ordered.gather(1, columns.clamp_max(visible.shape[1] - 1).to(ordered.device))
+    beyond = (torch.arange(int(blocks.max()))[:, None] >= blocks)[..., None, None]
+    return Places(beyond.to(slots.device), slots, (columns > last[:, None])[:, None].to(slots.device))

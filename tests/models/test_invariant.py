@@ -1,0 +1,132 @@
+"""Invariant forwards: logits of a tree are to the bit those of one node at a time; each control differs."""
+
+import random
+
+import pytest
+import torch
+from tiny import FAMILIES, VOCABULARY, llama, near_copy
+
+from specnb import decode, growth, verifiers
+from specnb.drafters import CausalLMDraft, NgramDrafter, TreeDrafter
+from specnb.models import Invariant, invariant
+from specnb.target import Target
+from specnb.tree import TokenTree
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def tree(draws: random.Random, root: int, size: int, vocabulary: int) -> TokenTree:
+    """A random tree whose siblings differ."""
+    paths = [()]
+    while len(paths) < size:
+        path = (*draws.choice(paths), draws.randrange(vocabulary))
+        if path not in paths:
+            paths.append(path)
+    return TokenTree.from_paths(paths[1:], root=root) if size > 1 else TokenTree([root], [-1])
+
+
+def one_by_one(model, graphs, prefix: list[int], path: list[int]) -> torch.Tensor:
+    """(nodes, V) logits after each token of a path, fed one at a time behind a prefix that was read at once."""
+    target = Target(model, graphs=graphs)
+    target.prefill(prefix)
+    rows = []
+    for token in path:
+        rows.append(target.forward(TokenTree([token], [-1])).logits[0])
+        target.commit([])
+    return torch.stack(rows)
+
+
+def differing(model, prompt: int, sizes: list[int], *, seed: int = 0, make=Invariant, plain=Invariant) -> int:
+    """How many nodes of random trees, a path of each committed, get other bits than one node at a time."""
+    draws, found = random.Random(seed), 0
+    vocabulary = model.config.vocab_size
+    prefix = [draws.randrange(vocabulary) for _ in range(prompt)]
+    target, text = Target(model, graphs=make(model)), []
+    target.prefill(prefix)
+    for size in sizes:
+        drafted = tree(draws, draws.randrange(vocabulary), size, vocabulary)
+        logits = target.forward(drafted).logits
+        for leaf in drafted.leaves:
+            path = [0, *drafted.path(leaf)] if leaf else [0]
+            right = one_by_one(model, plain(model), prefix, [*text, *drafted.tokens[path].tolist()])[len(text) :]
+            found += int((logits[path] != right).any(-1).sum())
+        target.commit(path[1:])
+        text += drafted.tokens[path].tolist()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("prompt", [0, 3, 40, 70])
+def test_every_node_has_the_bits_of_one_node_at_a_time(family, dtype, prompt):
+    assert differing(FAMILIES[family]().to(dtype), prompt, [1, 5, 8, 13, 21], seed=prompt) == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_the_models(family):
+    model, draws = FAMILIES[family](), random.Random(1)
+    targets = Target(model, hidden_layers=(0, -1)), Target(model, hidden_layers=(0, -1), graphs=Invariant(model))
+    for target in targets:
+        target.prefill(list(range(45)))
+    for size in (7, 20, 1):
+        drafted = tree(draws, 5, size, VOCABULARY)
+        usual, ours = (target.forward(drafted) for target in targets)
+        torch.testing.assert_close(ours.logits, usual.logits, atol=1e-5, rtol=1e-5)
+        for layer in (0, -1):
+            torch.testing.assert_close(ours.hidden[layer], usual.hidden[layer], atol=1e-5, rtol=1e-5)
+        for target in targets:
+            target.commit(drafted.path(size - 1))
+    assert model.config._attn_implementation == "sdpa"
+
+
+def physical(visible, last, depth):
+    """Control: keys are read as they lie, other branches' hidden among them."""
+    places = right(visible, last, depth)
+    columns = (last + 1 - depth).clamp_min(0)[:, None] // invariant.BLOCK * invariant.BLOCK
+    columns = columns + torch.arange(invariant.BLOCK + 3 * depth)
+    slots = columns.clamp_max(visible.shape[1] - 1)
+    hidden = ~visible.gather(1, slots) | (columns >= visible.shape[1])
+    return invariant.Places(places.beyond, slots, hidden[:, None])
+
+
+right = invariant._places
+
+
+@pytest.mark.model
+def test_the_real_model_and_each_control(smollm2, monkeypatch):
+    """With ordinary forwards, ordinary numbers of rows, or keys in the order in which they lie, bits differ."""
+    model = smollm2.target
+    assert differing(model, 50, [12]) == 0
+    assert differing(model, 50, [12], make=lambda model: None, plain=lambda model: None) > 0
+    assert differing(model, 50, [12], plain=lambda model: Invariant(model, rows=1)) > 0
+    monkeypatch.setattr(invariant, "_places", physical)
+    assert differing(model, 50, [12]) > 0
+
+
+def test_a_tree_that_is_too_deep_is_refused():
+    target = Target(llama(), graphs=Invariant(llama(), depth=3))
+    target.prefill([1, 2])
+    with pytest.raises(ValueError, match="a tree of 4 levels: Invariant"):
+        target.forward(TokenTree([5, 6, 7, 8], [-1, 0, 1, 2]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["chain", "tree", "n-gram"])
+def test_texts_are_plain_decodings(dtype, heat, kind):
+    """At temperature 0, and above it with the same coins, if tokens are drawn and matched."""
+    model = llama().to(dtype)
+    draft = CausalLMDraft(near_copy(llama()).to(dtype))
+    drafter = {
+        "chain": lambda: TreeDrafter(draft, growth.chain(4)),
+        "tree": lambda: TreeDrafter(draft, growth.Eagle2(20, 5, 4)),
+        "n-gram": NgramDrafter,
+    }[kind]()
+    verifier = verifiers.sample_and_match if heat else verifiers.greedy
+    prompt, options = [7, 8, 9, 7, 8], {"max_new_tokens": 60, "temperature": heat, "eos": ()}
+    texts = [
+        decode.decode(Target(model, graphs=Invariant(model)), one, verifier, prompt, **options)
+        for one in (decode.PlainDrafter(), drafter)
+    ]
+    assert texts[0].tokens == texts[1].tokens
+    assert len(texts[1].steps) < len(texts[0].steps)
