@@ -20,29 +20,12 @@ def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
     With p_i = min(p_{i−1} · p(x_i)/q(x_i), 1) and p_0 = 1 the prefix of length i is accepted with h_γ = p_γ and, for
     i < γ, h_i = Z / (Z + 1 − p_i), Z = Σ [p_i · p − q]_+; the longest accepted prefix counts, whatever shorter ones
-    came to. Lossless for chains drawn from q, and for POINT chains (where it gains nothing). Raises ValueError on a
-    draft that branches.
+    came to. On a chain traversal does just this, from the longest prefix down. Lossless for chains drawn from q, and
+    for POINT chains (where it gains nothing). Raises ValueError on a draft that branches.
     """
-    check(draft, p)
     if not is_chain(draft):
         raise ValueError("block verifies chains: this draft branches, use traversal")
-    ratio, trials = ratios(draft, p), []
-    path, survival = [], [1.0]
-    while draft.candidates[path[-1] if path else 0]:
-        path.append(draft.candidates[path[-1] if path else 0][0])
-        survival.append(min(survival[-1] * ratio[path[-1]], 1.0))
-    for i in range(len(path), -1, -1):
-        node = path[i - 1] if i else 0
-        if i == len(path):  # nothing was drafted below: the bonus token
-            law, h = None, survival[i]
-        else:
-            above = over_columns(draft, p[node])
-            rest = (survival[i] * above - draft_law(draft, node, path[i], above)).clamp_min(0)
-            mass = float(rest.sum())
-            law, h = rest if mass > 0 else above, odds(mass, survival[i])
-        if i == 0 or toss(node, h, coins, trials):
-            break  # the root is always accepted
-    return Verdict(tuple(path[:i]), choose(draft, p[node], law, coins), tuple(trials))
+    return traversal(draft, p, coins)
 
 
 @dataclass
