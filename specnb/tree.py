@@ -16,7 +16,6 @@ class TokenTree:
 
     tokens:  (n,) int64; parents: (n,) int64, parents[0] = -1 and parents[i] < i for every other node.
     Siblings stand in the order in which they were drawn (or ranked): verifiers go by index.
-    Shape trees (``kary``, ``from_paths`` of rank paths) carry the rank among siblings as token.
     Raises ValueError on two roots, a parent after its child, arrays of different length or another dtype.
     """
 
@@ -127,19 +126,6 @@ class TokenTree:
     def chain(cls, tokens: Sequence[int]) -> "TokenTree":
         """A single path; tokens[0] is the root."""
         return cls(list(map(int, tokens)), list(range(-1, len(tokens) - 1)))
-
-    @classmethod
-    def kary(cls, k: int, depth: int) -> "TokenTree":
-        """The full shape with k children per node, breadth first; tokens are ranks."""
-        if k < 1 or depth < 0:
-            raise ValueError(f"a k-ary tree needs k >= 1 and depth >= 0, got k={k}, depth={depth}")
-        tokens, parents, level = [0], [-1], [0]
-        for _ in range(depth):
-            parents_of_level = [node for node in level for _ in range(k)]
-            level = list(range(len(tokens), len(tokens) + len(parents_of_level)))
-            tokens += list(range(k)) * (len(level) // k)
-            parents += parents_of_level
-        return cls(tokens, parents)
 
     # ---- new trees from old ones ------------------------------------------------------------------------
 

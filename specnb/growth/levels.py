@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -66,8 +67,9 @@ class Static(Growth):
 
 def kary(k: int, depth: int) -> Static:
     """The full k-ary shape of the given depth: k + k² + … nodes. kary(2, d) is the papers' binary tree."""
-    shape = TokenTree.kary(k, depth)
-    return Static(tuple(shape.path_tokens(i) for i in range(1, len(shape))))
+    if k < 1 or depth < 0:
+        raise ValueError(f"a k-ary tree needs k >= 1 and depth >= 0, got k={k}, depth={depth}")
+    return Static(tuple(path for level in range(depth) for path in product(range(k), repeat=level + 1)))
 
 
 def chain(gamma: int) -> Static:

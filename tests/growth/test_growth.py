@@ -38,6 +38,16 @@ def test_a_shape_with_holes_is_refused(paths, message):
         growth.Static(paths)
 
 
+def test_kary_is_breadth_first():
+    assert growth.kary(2, 2).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
+    assert growth.chain(3).paths == ((0,), (0, 0), (0, 0, 0))
+    assert growth.kary(5, 0).paths == ()
+    assert len(growth.kary(3, 3).paths) == 3 + 9 + 27
+    for k, depth in ((0, 2), (2, -1)):
+        with pytest.raises(ValueError, match=f"k >= 1 and depth >= 0, got k={k}, depth={depth}"):
+            growth.kary(k, depth)
+
+
 # --- DynaTree
 
 

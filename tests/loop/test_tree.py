@@ -64,13 +64,6 @@ def test_chain():
     assert arrays(TokenTree.chain([9, 3, 3])) == ([9, 3, 3], [-1, 0, 1])
 
 
-def test_kary_is_breadth_first_with_ranks_as_tokens():
-    assert arrays(TokenTree.kary(2, 2)) == ([0, 0, 1, 0, 1, 0, 1], [-1, 0, 0, 1, 1, 2, 2])
-    assert arrays(TokenTree.kary(1, 3)) == ([0, 0, 0, 0], [-1, 0, 1, 2])
-    assert arrays(TokenTree.kary(5, 0)) == ([0], [-1])
-    assert len(TokenTree.kary(3, 3)) == 1 + 3 + 9 + 27
-
-
 def test_grow_adds_leaves_and_their_depths():
     """As the tree made at once, whether or not the old depths were asked for before."""
     for asked in (False, True):
@@ -200,10 +193,6 @@ def test_bad_tree(tokens, parents, message):
 
 
 def test_bad_constructor_arguments():
-    with pytest.raises(ValueError, match="k >= 1 and depth >= 0, got k=0, depth=2"):
-        TokenTree.kary(0, 2)
-    with pytest.raises(ValueError, match="got k=2, depth=-1"):
-        TokenTree.kary(2, -1)
     with pytest.raises(ValueError, match="at least 1, got 0 and 0"):
         TokenTree.chain([])
 
@@ -212,7 +201,7 @@ def test_bad_node_arguments():
     with pytest.raises(ValueError, match="node 6 is kept but its parent 4 is not"):
         SMALL.keep([1, 6])
     with pytest.raises(ValueError, match="cannot merge trees with roots 7 and 0"):
-        SMALL.merge(TokenTree.kary(2, 1))
+        SMALL.merge(TokenTree.chain([0, 1]))
 
 
 @pytest.mark.parametrize("node", [-1, 7])

@@ -140,7 +140,7 @@ def test_upto_out_of_range(upto):
 SHAPES = {
     "1": TokenTree([0], [-1]),
     "3": TREE.keep([1, 2]),
-    "7": TokenTree.kary(2, 2),
+    "7": TokenTree.from_paths(growth.kary(2, 2).paths),
     "26": shape(growth.EAGLE_25.paths),
     "64": shape(growth.MEDUSA_63.paths),
     "chain of 64": TokenTree.chain(range(64)),
