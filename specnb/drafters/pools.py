@@ -13,19 +13,11 @@ from specnb.tree import Draft, TokenTree
 Trie = dict[int, "Trie"]
 
 
-def merge(trie: Trie, other: Trie) -> Trie:
-    """The union of two trees under one root, PTD's merging function M (section 3.2); neither is changed.
-
-    The first one's children stand first. As sets of paths: commutative, associative, idempotent.
-    """
-    united: Trie = {}
-    absorb(united, trie)
-    absorb(united, other)
-    return united
-
-
 def absorb(trie: Trie, other: Trie) -> int:
-    """``merge`` in place: trie takes up other, which is not changed. Returns how many nodes were new to it."""
+    """PTD's merge (``textbook.merge``) in place: trie takes up other. Returns how many nodes were new to it.
+
+    The trie's own children stand first; the other one is not changed.
+    """
     new = 0
     for token, below in other.items():
         new += token not in trie
@@ -84,7 +76,6 @@ class Reader:
 
     def _read(self, tokens: Sequence[int]) -> None:
         """The text goes on."""
-        raise NotImplementedError
 
 
 class TriePool:
@@ -158,18 +149,13 @@ class Rows:
         self.parents.append(parent)
         return len(self.tokens) - 1
 
-    def add_path(self, tokens: Sequence[int], parent: int) -> list[int]:
-        """Hang a path under a row; returns the rows of its tokens."""
+    def add_trie(self, trie: Trie, parent: int) -> list[int]:
+        """Hang a trie under a row, depth first; returns the rows of its tokens."""
         rows = []
-        for token in tokens:
-            parent = self.add(token, parent)
-            rows.append(parent)
-        return rows
-
-    def add_trie(self, trie: Trie, parent: int) -> None:
-        """Hang a trie under a row, depth first."""
         for token, below in trie.items():
-            self.add_trie(below, self.add(token, parent))
+            row = self.add(token, parent)
+            rows += [row, *self.add_trie(below, row)]
+        return rows
 
     def draft(self, candidates: int) -> Draft:
         """The draft whose first ``candidates`` rows behind the root stand for election; the others only ride along."""

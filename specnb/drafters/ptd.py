@@ -1,12 +1,13 @@
 """ProgressiveDrafter: Progressive Tree Drafting (PTD), a draft tree that the target grows while it decodes."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specnb.drafters.pools import Reader, Rows, Trie, TriePool, cut, depth, path, size, subtrees
+from specnb.drafters import textbook
+from specnb.drafters.pools import Reader, Rows, Trie, TriePool, cut, path, size, subtrees
 from specnb.growth import at_least_one
 from specnb.sampling import Warp, likeliest
 from specnb.tree import Draft
@@ -17,34 +18,6 @@ EXPANSIONS = {  # how a node's draft token is drawn from the target's law; argma
     "topp": Warp(1.0, top_p=0.1),
     "sample": Warp(1.0),
 }
-
-
-def grow(tree: Trie, tokens: Iterator[int], most: int) -> Trie:
-    """Expansion (section 3.2): every node gets the next of tokens as its latest child, if it has fewer than most.
-
-    tokens: one per node, depth first. A token that is there already changes nothing. The tree itself is not changed.
-    """
-    grown: Trie = {}
-    for token, below in tree.items():
-        new = next(tokens)
-        grown[token] = grow(below, tokens, most)
-        if len(grown[token]) < most:
-            grown[token].setdefault(new, {})
-    return grown
-
-
-def step(tree: Trie, most: int) -> Trie:
-    """StepAndPrune (section 3.2): a first-level subtree of more than ``most`` levels gives way to its earliest child.
-
-    The child keeps what is below it and goes to the end of the first level; the others go. A child whose token stands
-    on the first level already is passed over; without an heir the subtree goes altogether.
-    """
-    kept = {token: below for token, below in tree.items() if depth(below) < most}
-    for below in (below for token, below in tree.items() if token not in kept):
-        heir = next((child for child in below if child not in tree and child not in kept), None)
-        if heir is not None:
-            kept[heir] = below[heir]
-    return kept
 
 
 class ProgressiveDrafter(Reader):
@@ -109,14 +82,15 @@ class ProgressiveDrafter(Reader):
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
         first = draft.candidate_rows  # rows before are the root's and the candidates'
         said = likeliest(logits[1:]).tolist()
-        tokens = self._draft_tokens(logits[first:], said[first - 1 :])
+        d = dict(zip(textbook.nodes(self.tree), self._draft_tokens(logits[first:], said[first - 1 :]), strict=True))
         if self.feedback and self.candidates:
-            self.pool.add(self.root, grow(self.candidates, iter(said[: first - 1]), self.nodes))
-        for key, below in subtrees(grow(self.tree, iter(tokens), self.nodes)):  # expand, and merge into the pool
+            answers = dict(zip(textbook.nodes(self.candidates), said[: first - 1], strict=True))
+            self.pool.add(self.root, textbook.expand(self.candidates, answers, self.nodes))
+        for key, below in subtrees(textbook.expand(self.tree, d, self.nodes)):  # and merge into the pool
             if below:
                 self.pool.add(key, below)
-        self.tree = self._first_level(grow(self.tree, iter(tokens), self.children), tokens, next_token)
-        self.tree = step(self.tree, self.depth)  # step and prune
+        grown = self._first_level(textbook.expand(self.tree, d, self.children), d, next_token)
+        self.tree = textbook.step_and_prune(grown, self.depth)
 
     def _draft_tokens(self, logits: Tensor, likely: list[int]) -> list[int]:
         """d_v of every draft node, from the target's unwarped logits (m, V); likely: the argmax of each."""
@@ -126,13 +100,13 @@ class ProgressiveDrafter(Reader):
         self.noise = self.noise or torch.Generator(logits.device).manual_seed(self.seed)
         return torch.multinomial(warp(logits), 1, generator=self.noise)[:, 0].tolist()
 
-    def _first_level(self, tree: Trie, tokens: Sequence[int], next_token: int) -> Trie:
+    def _first_level(self, tree: Trie, d: dict[tuple[int, ...], int], next_token: int) -> Trie:
         """Let the first level grow by one while there is room."""
         if not tree:
             return {next_token: {}}
         if len(tree) < self.children:
             last, below = list(tree.items())[-1]
-            new = tokens[-size(list(self.tree.values())[-1]) - 1]  # said after the last first-level node
+            new = d[last,]
             if new not in tree:
                 return {**tree, last: {token: under for token, under in below.items() if token != new}, new: {}}
         return tree

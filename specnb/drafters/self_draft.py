@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Reader, Rows, Trie, cut, merge, size, trie_of
+from specnb.drafters.pools import GramPool, Reader, Rows, Trie, absorb, cut, path, size, trie_of
 from specnb.growth import at_least_one
 from specnb.sampling import likeliest
 from specnb.tree import Draft
@@ -81,10 +81,10 @@ class SelfDrafter(Reader):
     def propose(self, coins, max_depth) -> Draft:
         rows, known = Rows(self.text[-1]), self.pool.get(self.text[-1])
         if self.corpus is not None:
-            known = merge(known, self.corpus.get(self.text))
+            absorb(known, self.corpus.get(self.text))
         candidates = cut(known, max_depth)
         rows.add_trie(candidates, 0)
-        self.last = [[0, *rows.add_path([*prefix, *levels], 0)][-1] for prefix, levels in self.columns]
+        self.last = [[0, *rows.add_trie(path([*prefix, *levels]), 0)][-1] for prefix, levels in self.columns]
         return rows.draft(size(candidates))
 
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:

@@ -4,21 +4,16 @@ A tree is a nested dict: token → what is below it; the root is not in it. Numb
 d_v is what the target says after node v in the step's one forward (line 6), verification (18–23) is a verifier's.
 The paper prunes before it merges; the public code, and ``ProgressiveDrafter`` with it, merges the tree as expanded,
 without a limit of its width. What else the code adds (a chained first level, feedback from candidates, the upkeep of
-the first level, bounds of the pool) are options of ``ProgressiveDrafter``; without them a test holds its moves equal
-to these on random trees.
+the first level, bounds of the pool) are options of ``ProgressiveDrafter``, which expands, steps and prunes by these
+functions; a test holds a whole step of it, without the options, equal to Algorithm 1 on random trees.
 """
 
-Trie = dict[int, "Trie"]
+from specnb.drafters.pools import Trie, depth
 
 
 def nodes(T: Trie, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
     """All nodes of a tree as paths, depth first."""
     return [node for v, below in T.items() for node in ((*path, v), *nodes(below, (*path, v)))]
-
-
-def depth(T: Trie) -> int:
-    """Levels of a tree."""
-    return max(map(len, nodes(T)), default=0)
 
 
 def expand(T: Trie, d: dict[tuple[int, ...], int], children: int, path: tuple[int, ...] = ()) -> Trie:
@@ -31,7 +26,10 @@ def expand(T: Trie, d: dict[tuple[int, ...], int], children: int, path: tuple[in
 
 
 def merge(T: Trie, other: Trie) -> Trie:
-    """The merging function M of section 3.2: T with every child of the other that it lacks, recursively."""
+    """The merging function M of section 3.2: T with every child of the other that it lacks, recursively.
+
+    As sets of paths: commutative, associative, idempotent.
+    """
     united = {v: merge(below, other.get(v, {})) for v, below in T.items()}
     return united | {v: below for v, below in other.items() if v not in T}
 

@@ -5,29 +5,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import paths, tries
 
-from specnb.drafters import pools
+from specnb.drafters import pools, textbook
 from specnb.drafters.pools import GramPool, TriePool
 from specnb.tree import TokenTree
 
 
 @given(tries, tries, tries)
 def test_merge_is_a_union(a, b, c):
-    assert paths(pools.merge(a, b)) == paths(a) | paths(b)
-    assert pools.merge(a, b) == pools.merge(b, a)
-    assert pools.merge(a, a) == a
-    assert pools.merge(pools.merge(a, b), c) == pools.merge(a, pools.merge(b, c))
+    merge = textbook.merge
+    assert paths(merge(a, b)) == paths(a) | paths(b)
+    assert merge(a, b) == merge(b, a)
+    assert merge(a, a) == a
+    assert merge(merge(a, b), c) == merge(a, merge(b, c))
 
 
 @given(tries, tries)
 def test_merge_is_that_of_token_trees_and_changes_nothing(a, b):
     before = paths(a), paths(b)
     merged = TokenTree.from_paths(paths(a)).merge(TokenTree.from_paths(paths(b)))
-    assert {merged.path_tokens(i) for i in range(1, len(merged))} == paths(pools.merge(a, b))
+    assert {merged.path_tokens(i) for i in range(1, len(merged))} == paths(textbook.merge(a, b))
     assert (paths(a), paths(b)) == before
 
 
 def test_merge_keeps_the_first_ones_order():
-    assert list(pools.merge({3: {}, 1: {}}, {2: {}, 3: {4: {}}})) == [3, 1, 2]
+    assert list(textbook.merge({3: {}, 1: {}}, {2: {}, 3: {4: {}}})) == [3, 1, 2]
+
+
+@given(tries, tries)
+def test_absorb_is_merge_in_place(a, b):
+    trie, merged, before = pools.cut(a, 99), textbook.merge(a, b), textbook.nodes(b)  # cut: a copy of every node
+    assert pools.size(a) + pools.absorb(trie, b) == pools.size(trie)
+    assert textbook.nodes(trie) == textbook.nodes(merged)
+    assert textbook.nodes(b) == before
 
 
 @given(tries, st.integers(0, 4))

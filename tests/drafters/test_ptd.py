@@ -1,7 +1,5 @@
 """PTD's draft tree: expansion, step and prune, its limits, and which rows it observes."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +9,7 @@ from toy import paths, tries
 
 from specnb import verifiers
 from specnb.decode import decode
-from specnb.drafters import ProgressiveDrafter, pools, ptd
+from specnb.drafters import ProgressiveDrafter, pools, ptd, textbook
 from specnb.sampling import Warp
 from specnb.target import Target
 
@@ -20,12 +18,10 @@ TINY = llama(0, max_position_embeddings=512)
 
 @given(tries, st.integers(1, 4))
 def test_expansion_adds_one_child_per_node_where_there_is_room(trie, most):
-    counter = itertools.count(100)
-    grown = ptd.grow(trie, counter, most)
+    grown = textbook.expand(trie, {path: 100 + i for i, path in enumerate(textbook.nodes(trie))}, most)
     new = paths(grown) - paths(trie)
     roomy = {path for path in paths(trie) if len(list(_below(trie, path))) < most}
     assert {path[:-1] for path in new} == roomy
-    assert next(counter) == 100 + pools.size(trie)  # every node had its token, also where there was no room
 
 
 def _below(trie, path):
@@ -34,14 +30,15 @@ def _below(trie, path):
     return trie
 
 
-def test_expansion_goes_depth_first_and_ignores_what_is_there():
-    assert ptd.grow({1: {2: {}}, 3: {}}, iter([2, 7, 8]), 4) == {1: {2: {7: {}}}, 3: {8: {}}}
+def test_expansion_ignores_what_is_there():
+    d = {(1,): 2, (1, 2): 7, (3,): 8}
+    assert textbook.expand({1: {2: {}}, 3: {}}, d, 4) == {1: {2: {7: {}}}, 3: {8: {}}}
 
 
 @given(tries, st.integers(1, 4))
 def test_step_bounds_the_depth_if_it_was_exceeded_by_one(trie, most):
     trie = pools.cut(trie, most + 1)
-    stepped = ptd.step(trie, most)
+    stepped = textbook.step_and_prune(trie, most)
     assert pools.depth(stepped) <= most
     assert len(stepped) <= len(trie)
     assert all(stepped[token] == below for token, below in trie.items() if pools.depth(below) < most)
@@ -49,11 +46,12 @@ def test_step_bounds_the_depth_if_it_was_exceeded_by_one(trie, most):
 
 def test_step_keeps_the_earliest_branch():
     tree = {1: {2: {3: {}}, 4: {}}, 5: {}}
-    assert ptd.step(tree, 3) == tree
-    assert ptd.step(tree, 2) == {5: {}, 2: {3: {}}}
-    assert list(ptd.step(tree, 2)) == [5, 2]
-    assert ptd.step({1: {5: {3: {}}, 4: {}}, 5: {}}, 2) == {5: {}, 4: {}}  # 5 stands on the first level already
-    assert ptd.step({1: {5: {3: {}}}, 5: {}}, 2) == {5: {}}
+    assert textbook.step_and_prune(tree, 3) == tree
+    assert textbook.step_and_prune(tree, 2) == {5: {}, 2: {3: {}}}
+    assert list(textbook.step_and_prune(tree, 2)) == [5, 2]
+    there = {1: {5: {3: {}}, 4: {}}, 5: {}}  # 5 stands on the first level already
+    assert textbook.step_and_prune(there, 2) == {5: {}, 4: {}}
+    assert textbook.step_and_prune({1: {5: {3: {}}}, 5: {}}, 2) == {5: {}}
 
 
 class Counted(ProgressiveDrafter):
