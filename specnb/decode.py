@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specnb.sampling import Coins, RandomCoins, Warp
-from specnb.target import Target, token_ids
+from specnb.target import Target, check_tokens, token_ids
 from specnb.tree import Draft, TokenTree, Verdict
 
 Stop = Callable[[Sequence[int]], str | None]  # generated tokens so far → why to stop, or None
@@ -197,6 +197,7 @@ def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_to
     prompt = token_ids(prompt)
     if not prompt:
         raise ValueError("the prompt is empty: at least one token is needed to hang a tree on")
+    check_tokens(prompt, target.vocabulary)
     if max_new_tokens < 1 or max_new_tokens % 1:
         raise ValueError(f"max_new_tokens must be a whole number, at least 1, got {max_new_tokens}")
     if len(prompt) + max_new_tokens + drafter.reach > target.context:

@@ -15,7 +15,6 @@ from specnb.drafters import CausalLMDraft, DraftForwards, DraftModel, first_is_r
 from specnb.heads import files
 from specnb.heads.modules import Frozen, HeadModel, Spec, as_causal_lm, output_layer
 from specnb.models import Graphs, PackedLinear, pack
-from specnb.target import check_tokens
 from specnb.tree import TokenTree
 
 
@@ -72,7 +71,6 @@ class EagleDraft(HeadDraft):
     tokens the feature the draft itself predicted at their parent. The root's row is a committed one."""
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        check_tokens(prefix, len(self.frozen.embedding))
         self.forwards.begin()
         self.features: dict[int, Tensor] = {}  # expanded node → the feature predicted there
         self.unseen = list(prefix)  # committed tokens whose rows have not been fed, root last …
@@ -113,7 +111,6 @@ class EddDraft(HeadDraft):
     """
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        check_tokens(prefix, len(self.frozen.embedding))
         self.forwards.begin()
         self.unseen = self._states(prefix[:-1], hidden)  # rows of the soft prompt not fed yet
 
@@ -146,7 +143,6 @@ class MedusaDraft(HeadDraft):
         return len(self.forwards[0].blocks)
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        check_tokens(prefix, len(self.frozen.embedding))
         self._read(hidden[self.layer][-1:] if len(prefix) > 1 else self.nothing)  # the state that foretold the root
 
     def _read(self, state: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutput
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from specnb.cache import ARGUMENT
 
@@ -63,18 +63,6 @@ class Spec:
         )
 
 
-class Norm(nn.Module):
-    """RMS norm as in Llama: the mean square in float32, the rest in the dtype of the rows."""
-
-    def __init__(self, width: int, epsilon: float):
-        super().__init__()
-        self.weight, self.epsilon = nn.Parameter(torch.ones(width)), epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.epsilon)
-        return self.weight.to(x.dtype) * (x * scale).to(x.dtype)
-
-
 class Layer(nn.Module):
     """One Llama decoder layer, opened up: keys and values come out, and go in as the caller has arranged them."""
 
@@ -82,12 +70,12 @@ class Layer(nn.Module):
         super().__init__()
         self.spec = spec
         queries, keys = spec.attention_heads * spec.head_width, spec.key_heads * spec.head_width
-        self.input_layernorm = Norm(spec.width, spec.epsilon) if input_norm else nn.Identity()
+        self.input_layernorm = LlamaRMSNorm(spec.width, spec.epsilon) if input_norm else nn.Identity()
         self.q_proj = nn.Linear(spec.width, queries, bias=False)
         self.k_proj = nn.Linear(spec.width, keys, bias=False)
         self.v_proj = nn.Linear(spec.width, keys, bias=False)
         self.o_proj = nn.Linear(queries, spec.width, bias=False)
-        self.post_attention_layernorm = Norm(spec.width, spec.epsilon)
+        self.post_attention_layernorm = LlamaRMSNorm(spec.width, spec.epsilon)
         self.gate_proj = nn.Linear(spec.width, spec.mlp, bias=False)
         self.up_proj = nn.Linear(spec.width, spec.mlp, bias=False)
         self.down_proj = nn.Linear(spec.mlp, spec.width, bias=False)
