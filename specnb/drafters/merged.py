@@ -1,5 +1,7 @@
 """MergedDrafter: what a draft model drafts and what texts suggest, in one tree and one target forward."""
 
+from collections import defaultdict
+
 import torch
 
 from specnb.drafters.ngram import NgramDrafter
@@ -48,12 +50,9 @@ def _scores(tree: TokenTree, *drafts: Draft) -> torch.Tensor | None:
     """The larger one of the probabilities that two drafts give each path; None if one of them gives none."""
     if any(draft.scores is None for draft in drafts):
         return None
-    index = {child: node for node, child in enumerate(zip(tree.parent_list, tree.token_list, strict=True))}
-    scores = [1.0] + [0.0] * (len(tree) - 1)
+    best: dict[tuple[int, ...], float] = defaultdict(float)
     for draft in drafts:
-        place = [0]
-        for parent, token in zip(draft.tree.parent_list[1:], draft.tree.token_list[1:], strict=True):
-            place.append(index[place[parent], token])
-        for node, score in zip(place, draft.scores.tolist(), strict=True):
-            scores[node] = max(scores[node], score)
-    return torch.tensor(scores, dtype=torch.float64)
+        for node, score in enumerate(draft.scores.tolist()):
+            path = draft.tree.path_tokens(node)
+            best[path] = max(best[path], score)
+    return torch.tensor([best[tree.path_tokens(node)] for node in range(len(tree))], dtype=torch.float64)

@@ -35,17 +35,15 @@ class NgramDrafter(Reader):
                 self.ends[tuple(self.text[-n:])].append(len(self.text))
 
     def propose(self, coins, max_depth) -> Draft:
-        paths: list[list[int]] = []
-        seen: set[tuple[int, ...]] = set()
+        paths: dict[tuple[int, ...], None] = {}  # of all nodes, in the order in which they were found
+        used = 0
         for n in range(min(self.max_ngram, len(self.text)), 0, -1):
             length = min(max_depth, self.length if n > 1 else self.short)
             for end in reversed(self.ends[tuple(self.text[-n:])][:-1]):  # the last entry is the suffix itself
-                if len(paths) == self.matches or len(seen) == self.budget:
+                if used == self.matches or len(paths) == self.budget:
                     break
-                path = self.text[end : end + length]
-                fresh = [tuple(path[: i + 1]) for i in range(len(path)) if tuple(path[: i + 1]) not in seen]
-                fresh = fresh[: self.budget - len(seen)]
-                if fresh:
-                    seen.update(fresh)
-                    paths.append(list(fresh[-1]))
+                path = tuple(self.text[end : end + length])
+                fresh = [path[: i + 1] for i in range(len(path)) if path[: i + 1] not in paths]
+                paths |= dict.fromkeys(fresh[: self.budget - len(paths)])
+                used += bool(fresh)
         return Draft(TokenTree.from_paths(paths, root=self.text[-1]))

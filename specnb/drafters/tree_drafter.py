@@ -69,16 +69,11 @@ class TreeDrafter:
         scores = torch.from_numpy(chances[self.kept])
         if self.drawn is Drawn.POINT or not laws:  # nothing was drawn
             return Draft(tree, scores=scores)
-        return Draft(tree, _table(laws, len(tree)), self.drawn, self.draft_model.ids, scores=scores)
+        table = laws[0][1].new_zeros(len(tree), laws[0][1].shape[1])  # rows of nodes never expanded stay zero
+        for nodes, q in laws:
+            table[nodes] = q
+        return Draft(tree, table, self.drawn, self.draft_model.ids, scores=scores)
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.draft_model.commit(self.grown, [self.kept[node] for node in path], next_token, hidden)
         self.root = next_token
-
-
-def _table(laws: list[tuple[list[int], Tensor]], n: int) -> Tensor:
-    """(n, V_d): the law each node's children were drawn from; rows of nodes never expanded are zero."""
-    q = laws[0][1].new_zeros(n, laws[0][1].shape[1])
-    for nodes, rows in laws:
-        q[nodes] = rows
-    return q
