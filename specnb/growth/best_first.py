@@ -115,8 +115,7 @@ class OptTree:
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
         deepest, level = tree.depth_list[-1], last_level(tree)
-        before = [node for node in range(1, len(tree)) if tree.depth_list[node] < deepest]
-        gain = self._expected(range(1, len(tree)), scores) - self._expected(before, scores)
+        gain = self._expected(range(1, len(tree)), scores) - self._expected(range(1, level[0]), scores)
         if deepest and (deepest >= self.depth or gain <= self.threshold):
             return []
         return [(node, self.width) for node in best(level, scores, self.total)]
@@ -138,27 +137,21 @@ def sequoia(accepts: Sequence[float], size: int, depth: int) -> Static:
         raise ValueError(f"need chances that sum to 1 at most, and a size and a depth of at least 1, got {accepts}")
 
     @cache
-    def subtree(nodes: int, levels: int) -> tuple[float, tuple[int, ...]]:
-        """Most expected tokens below and with a node that may have so many descendants, and its children's shares."""
+    def subtree(nodes: int, levels: int) -> tuple[float, tuple[tuple[int, ...], ...]]:
+        """Most expected tokens below and with a node that may have so many descendants, and their paths from it."""
         return max((below(nodes, levels, first) for first in range(len(accepts) + 1)), key=lambda found: found[0])
 
     @cache
-    def below(nodes: int, levels: int, children: int) -> tuple[float, tuple[int, ...]]:
+    def below(nodes: int, levels: int, children: int) -> tuple[float, tuple[tuple[int, ...], ...]]:
         """The same with exactly so many children."""
         if not children:
             return 1.0, ()
         if nodes < children or not levels:
             return float("-inf"), ()
-        options = []
-        for last in range(nodes - children + 1):  # descendants of the last child
-            rest, shares = below(nodes - 1 - last, levels, children - 1)
-            options.append((rest + accepts[children - 1] * subtree(last, levels - 1)[0], (*shares, last)))
+        options, rank = [], children - 1
+        for share in range(nodes - children + 1):  # descendants of the last child
+            (rest, elder), (own, paths) = below(nodes - 1 - share, levels, rank), subtree(share, levels - 1)
+            options.append((rest + accepts[rank] * own, (*elder, (rank,), *((rank, *path) for path in paths))))
         return max(options, key=lambda found: found[0])
 
-    def paths(prefix: tuple[int, ...], nodes: int, levels: int) -> list[tuple[int, ...]]:
-        found = []
-        for rank, share in enumerate(subtree(nodes, levels)[1]):
-            found += [(*prefix, rank), *paths((*prefix, rank), share, levels - 1)]
-        return found
-
-    return Static(tuple(paths((), size, depth)))
+    return Static(subtree(size, depth)[1])
