@@ -107,9 +107,8 @@ def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
     law = over_columns(draft, p[at.node]) if at.p is None else at.p
     q = draft_law(draft, at.node, child, law) if at.q is None else at.q
     scale = at.survival * at.q_mass / at.p_mass  # s·p − q = (scale · law − q) / q_mass
-    rest = (
-        torch.sub(law, q, alpha=1 / scale).clamp_min_(0) if scale > 1e-300 else law
-    )  # most of the work, hence one pass
+    # most of the work, hence one pass:
+    rest = torch.sub(law, q, alpha=1 / scale).clamp_min_(0) if scale > 1e-300 else law
     last = child == draft.candidates[at.node][-1]  # after it, q is done with
     left = q.index_fill(0, draft.columns[child], 0.0) if draft.drawn is Drawn.SWOR and not last else q
     mass, q_mass = torch.stack([rest.sum(), left.sum()]).tolist()  # one read off the device

@@ -27,16 +27,15 @@ def greedy(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     tops = likeliest(p)
     tops, largest = torch.stack([tops.double(), p.gather(1, tops[:, None])[:, 0].double()]).tolist()  # one read
 
-    def match(node: int, trials: list[Trial]) -> tuple[int | None, int]:
-        best = int(tops[node])
+    def top(node: int) -> int:
         if not largest[node] >= 1 - 1e-6:
             raise ValueError(
                 f"greedy verification needs one-hot p (temperature 0), got a largest probability of "
                 f"{largest[node]:.3f}: use one_hot, rrs, rrsw or sample_and_match"
             )
-        return _follow(draft, node, best, trials), best
+        return int(tops[node])
 
-    return _descend(match)
+    return _follow(draft, top)
 
 
 def sample_and_match(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -45,12 +44,7 @@ def sample_and_match(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     Trivially lossless for any draft: the tokens are the target's draws. Also called naive (NSS) verification.
     """
     check(draft, p)
-
-    def match(node: int, trials: list[Trial]) -> tuple[int | None, int]:
-        token = coins.choose(p[node])
-        return _follow(draft, node, token, trials), token
-
-    return _descend(match)
+    return _follow(draft, lambda node: coins.choose(p[node]))
 
 
 def one_hot(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -148,11 +142,16 @@ def _descend(judge: Judge) -> Verdict:
         path.append(child)
 
 
-def _follow(draft: Draft, node: int, token: int, trials: list[Trial]) -> int | None:
-    """The first candidate below node that carries the token; every candidate looked at is a trial."""
-    for child in draft.candidates[node]:
-        equal = draft.tree.token_list[child] == token
-        trials.append(Trial(child, float(equal), equal))
-        if equal:
-            return child
-    return None
+def _follow(draft: Draft, say: Callable[[int], int]) -> Verdict:
+    """Top-down walk along the target's tokens, say(node), while a candidate carries them; each looked at is a trial."""
+
+    def match(node: int, trials: list[Trial]) -> tuple[int | None, int]:
+        token = say(node)
+        for child in draft.candidates[node]:
+            equal = draft.tree.token_list[child] == token
+            trials.append(Trial(child, float(equal), equal))
+            if equal:
+                return child, token
+        return None, token
+
+    return _descend(match)
