@@ -71,17 +71,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check(path: Path, expected: str) -> Path:
-    """Return path if its SHA-256 is the expected one; else ValueError saying what to delete and run."""
-    found = sha256(path)
-    if found != expected:
-        raise ValueError(
-            f"{path} is corrupted (SHA-256 {found[:12]}…, expected {expected[:12]}…): "
-            f"delete it and run `python -m specnb.models` again"
-        )
-    return path
-
-
 def fetch(asset: Asset) -> Path:
     """Path of the asset in the cache, downloaded on first use.
 
@@ -93,7 +82,12 @@ def fetch(asset: Asset) -> Path:
     """
     path = cache_dir() / "files" / asset.filename
     once(path, lambda: _download(asset, path))
-    return check(path, asset.sha256)
+    if (found := sha256(path)) != asset.sha256:
+        raise ValueError(
+            f"{path} is corrupted (SHA-256 {found[:12]}…, expected {asset.sha256[:12]}…): "
+            f"delete it and run `python -m specnb.models` again"
+        )
+    return path
 
 
 def once(path: Path, make: Callable[[], None]) -> None:

@@ -56,23 +56,17 @@ def load(name: str) -> pd.DataFrame:
     return SETS[name]()
 
 
-def choose(name: str, count: int | None = None) -> pd.DataFrame:
-    """The first prompts of a set: count of each task (of each domain, for the own set); all without a count."""
-    return load(name).groupby("task", sort=False).head(count)
-
-
 def chosen(name: str) -> list[str]:
     """Ids of prompts: all of a set for "own", the first four of each task for "own:4", of one domain for
     "translation:4", or the id itself. ValueError on anything else."""
     kind, colon, count = name.partition(":")
     if colon and not (count.isdecimal() and int(count)):
         raise ValueError(f"{name!r}: behind the colon stands how many prompts, a whole number of at least 1")
-    if kind in SETS:
-        return choose(kind, int(count) if colon else None)["id"].tolist()
-    if kind in DOMAINS:
-        return own().query("task == @kind")["id"].tolist()[: int(count) if colon else None]
-    text(name)  # ValueError if there is no such prompt
-    return [name]
+    if kind not in (*SETS, *DOMAINS):
+        text(name)  # ValueError if there is no such prompt
+        return [name]
+    rows = load(kind) if kind in SETS else own().query("task == @kind")
+    return rows.groupby("task", sort=False).head(int(count) if colon else None)["id"].tolist()
 
 
 def domains(ids: Iterable[str]) -> list[str]:
