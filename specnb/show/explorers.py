@@ -90,24 +90,23 @@ def growth_explorer(
     else:
         controls = {"depth": Int(8, 1, 8), "branch": Int(3, 1, 4)}
         controls |= {"threshold": Share(0.03, min=-2, max=-0.3), "budget": Int(40, 1, 128)}
-    return explorer(controls, lambda **settings: render_growth(tree, scores, labels, kind(**settings)))
 
+    def render(**settings: float) -> Picture:
+        nodes, frontiers = replay.regrow(tree, scores, kind(**settings), max_depth=len(tree))
+        with canvas(11, 5.4) as figure:
+            table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
+            draw_tree(table, ax=figure.add_axes((0, 0, 1, 1)), notes=score_notes(scores, nodes))
+            picture = png(figure)
+        covers, forwards = float(scores[nodes][1:].sum()), len(frontiers)
+        words = (
+            f"{len(nodes) - 1} draft tokens · {forwards} draft forwards, a level at a time "
+            f"({sum(map(len, frontiers))} if fed node by node) · covers {covers:.2f} expected tokens"
+        )
+        if kind is growth.Pct:
+            words += f" · gains {covers - settings['cost'] * forwards:.2f} target calls before verification"
+        return picture, words
 
-def render_growth(tree: TokenTree, scores: Tensor, labels: Sequence[str], rule: Growth) -> Picture:
-    """What a growth rule makes of a recorded tree, and its size in words. labels: one text per node."""
-    nodes, frontiers = replay.regrow(tree, scores, rule, max_depth=len(tree))
-    with canvas(11, 5.4) as figure:
-        table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
-        draw_tree(table, ax=figure.add_axes((0, 0, 1, 1)), notes=score_notes(scores, nodes))
-        picture = png(figure)
-    covers, forwards = float(scores[nodes][1:].sum()), len(frontiers)
-    words = (
-        f"{len(nodes) - 1} draft tokens · {forwards} draft forwards, a level at a time "
-        f"({sum(map(len, frontiers))} if fed node by node) · covers {covers:.2f} expected tokens"
-    )
-    if isinstance(rule, growth.Pct):
-        words += f" · gains {covers - rule.cost * forwards:.2f} target calls before verification"
-    return picture, words
+    return explorer(controls, render)
 
 
 def race_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str], rules: Mapping[str, Growth]) -> Explorer:
@@ -116,38 +115,36 @@ def race_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str], rules:
     tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. Raises ValueError where the
     recording is too small for a rule.
     """
-    most = max(len(replay.stages(tree, scores, rule)) for rule in rules.values()) - 1
-    return explorer({"forward": Int(0, 0, most)}, lambda forward: render_race(tree, scores, labels, rules, forward))
+    stages = {name: replay.stages(tree, scores, rule) for name, rule in rules.items()}
 
+    def render(forward: int) -> Picture:
+        """The rules side by side after so many draft forwards, and their queues in words.
 
-def render_race(
-    tree: TokenTree, scores: Tensor, labels: Sequence[str], rules: Mapping[str, Growth], forward: int
-) -> Picture:
-    """Growth rules side by side after so many draft forwards, and their queues in words.
+        Ticked: in the tree if it ended here. Diamond: expanded by the next forward. Dashed: scored, but left out.
+        Nodes whose path probability rounds to .00 are counted, not drawn.
+        """
+        lines = []
+        with canvas(12, 6.2) as figure:
+            for i, (name, found) in enumerate(stages.items()):
+                at = min(forward, len(found) - 1)
+                stage, nodes = found[at], [node for node in found[at].scored if scores[node] >= 0.005]
+                table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
+                table.loc[[node in stage.kept for node in nodes], "state"] = "accepted"
+                table.loc[[node in stage.next for node in nodes], "state"] = "recovered"
+                table.loc[0, "state"] = "root"
+                ax = figure.add_axes((i / len(rules), 0, 1 / len(rules), 0.92))
+                draw_tree(table, ax=ax, notes=score_notes(scores, nodes))
+                ax.set_title(f"{name}: {at} forwards{' · ended' if at == len(found) - 1 else ''}")
+                covers, mass = (float(scores[list(nodes)].sum()) for nodes in (stage.kept, stage.next))
+                likely = [node for node in stage.next if node] or [0]
+                following = ", ".join(f"{html.escape(labels[node])} {float(scores[node]):.2f}" for node in likely)
+                then = f"next, S = {mass:.2f}: {following}" if stage.next else "nothing is expanded any more"
+                more = len(stage.scored) - len(nodes)
+                unseen = f"; {more} more {'node' if more == 1 else 'nodes'} below .005" if more else ""
+                lines.append(f"<b>{name}</b> would cover {covers:.2f} tokens{unseen}; {then}")
+            return png(figure), "<br>".join(lines)
 
-    Ticked: in the tree if it ended here. Diamond: expanded by the next forward. Dashed: scored, but left out. Nodes
-    whose path probability rounds to .00 are counted, not drawn.
-    """
-    lines = []
-    with canvas(12, 6.2) as figure:
-        for i, (name, rule) in enumerate(rules.items()):
-            found = replay.stages(tree, scores, rule)
-            at = min(forward, len(found) - 1)
-            stage, nodes = found[at], [node for node in found[at].scored if scores[node] >= 0.005]
-            table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
-            states = ["accepted" if node in stage.kept else "unvisited" for node in nodes]
-            states = ["recovered" if node in stage.next else state for node, state in zip(nodes, states, strict=True)]
-            ax = figure.add_axes((i / len(rules), 0, 1 / len(rules), 0.92))
-            draw_tree(table.assign(state=["root", *states[1:]]), ax=ax, notes=score_notes(scores, nodes))
-            ax.set_title(f"{name}: {at} forwards{' · ended' if at == len(found) - 1 else ''}")
-            covers, mass = (float(scores[list(nodes)].sum()) for nodes in (stage.kept, stage.next))
-            likely = [node for node in stage.next if node] or [0]
-            following = ", ".join(f"{html.escape(labels[node])} {float(scores[node]):.2f}" for node in likely)
-            then = f"next, S = {mass:.2f}: {following}" if stage.next else "nothing is expanded any more"
-            more = len(stage.scored) - len(nodes)
-            unseen = f"; {more} more {'node' if more == 1 else 'nodes'} below .005" if more else ""
-            lines.append(f"<b>{name}</b> would cover {covers:.2f} tokens{unseen}; {then}")
-        return png(figure), "<br>".join(lines)
+    return explorer({"forward": Int(0, 0, max(map(len, stages.values())) - 1)}, render)
 
 
 # ---- recorded tables -----------------------------------------------------------------------------------------------

@@ -52,8 +52,12 @@ def numbers(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> dict[str,
     return {name: outcome(*laws, SHAPES[shape], rule) for name, rule in rules.items()}
 
 
-def render_law(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> Picture:
-    """PNG (1000 × 420): the two laws at left; at right what each verifier accepts, and how far its text is off."""
+def render_law(shape: str, **weights: float) -> Picture:
+    """PNG (1000 × 420): the two laws at left; at right what each verifier accepts, and how far its text is off.
+
+    weights: p_a, p_b, p_c, q_a, q_b, q_c.
+    """
+    p, q = (tuple(round(weights[f"{name}_{letter}"], 6) for letter in "abc") for name in "pq")
     found, depth = numbers(p, q, shape), max(map(len, SHAPES[shape].paths))
     with canvas(10, 4.2) as figure:
         ax = figure.add_axes((0.07, 0.18, 0.36, 0.68))
@@ -89,19 +93,12 @@ def law_explorer() -> Explorer:
         for name, values in (("p", TARGET), ("q", DRAFTS[1]))
         for letter, value in zip("abc", values, strict=True)
     }
-
-    def render(shape: str, **weights: float) -> Picture:
-        p, q = (tuple(round(weights[f"{name}_{letter}"], 6) for letter in "abc") for name in "pq")
-        return render_law(p, q, shape)
-
     tree = ipywidgets.Dropdown(options=list(SHAPES), value="uneven: two, two below the first", description="tree")
-    return explorer({**sliders, "shape": tree}, render, row=3)
+    return explorer({**sliders, "shape": tree}, render_law, row=3)
 
 
 def draft_law(mix: float) -> np.ndarray:
     """(3,) the draft law at mix 0 (the target's), ½ (.6, .3, .1), 1 (one-hot), straight lines between."""
-    if not 0 <= mix <= 1:
-        raise ValueError(f"mix must be in 0..1, got {mix}")
     return np.array([np.interp(mix, (0, 0.5, 1), values) for values in zip(*DRAFTS, strict=True)])
 
 
