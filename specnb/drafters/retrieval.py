@@ -108,20 +108,16 @@ class RetrievalDrafter(Reader):
         return law
 
     def propose(self, coins, max_depth) -> Draft:
-        tail, depth = tuple(self.text[-self.longest :]), min(max_depth, self.depth)
-        tokens, parents, scores, levels = [self.text[-1]], [-1], [1.0], [0]
-        open_: list[tuple[float, int, int, tuple[int, ...]]] = []  # (−score, parent, token, context)
-        grown = (0, tail)
-        while True:
-            node, context = grown
-            if levels[node] < depth:
-                for token, chance in self.law(context).items():
-                    heapq.heappush(open_, (-scores[node] * chance, node, token, context))
-            if not open_ or len(tokens) > self.budget:
-                return Draft(TokenTree(tokens, parents), scores=torch.tensor(scores, dtype=torch.float64))
-            score, parent, token, context = heapq.heappop(open_)
+        tokens, parents, scores = [], [], []
+        # (−score, parent, token, level, context before it), the root first
+        open_ = [(-1.0, -1, self.text[-1], 0, tuple(self.text[-self.longest - 1 : -1]))]
+        while open_ and len(tokens) <= self.budget:
+            score, parent, token, level, context = heapq.heappop(open_)
+            if level < min(max_depth, self.depth) and len(tokens) < self.budget:
+                context = (*context, token)[-self.longest :]
+                for new, chance in self.law(context).items():
+                    heapq.heappush(open_, (score * chance, len(tokens), new, level + 1, context))
             tokens.append(token)
             parents.append(parent)
             scores.append(-score)
-            levels.append(levels[parent] + 1)
-            grown = (len(tokens) - 1, (*context, token)[-self.longest :])
+        return Draft(TokenTree(tokens, parents), scores=torch.tensor(scores, dtype=torch.float64))
