@@ -74,8 +74,7 @@ class EagleDraft(HeadDraft):
         self.forwards.begin()
         self.features: dict[int, Tensor] = {}  # expanded node → the feature predicted there
         self.unseen = list(prefix)  # committed tokens whose rows have not been fed, root last …
-        states = [] if len(prefix) == 1 else [hidden[self.layer]]
-        self.before = torch.cat([self.nothing, *states])  # … the states before
+        self.before = torch.cat([self.nothing, hidden.get(self.layer, self.nothing[:0])])  # … the states before
 
     @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:

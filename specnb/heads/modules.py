@@ -104,10 +104,8 @@ class Layer(nn.Module):
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary embedding, the two halves of a head turned against each other as in Llama."""
         half = torch.arange(0, self.spec.head_width, 2, device=x.device) / self.spec.head_width
-        angle = positions[..., None] / self.spec.theta**half  # (n, half) or (B, n, half), float32
+        angle = positions[..., None, :, None] / self.spec.theta**half  # (1, n, half) or (B, 1, n, half), float32
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        if positions.dim() == 2:
-            cos, sin = cos[:, None], sin[:, None]
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
