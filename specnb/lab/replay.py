@@ -52,7 +52,8 @@ class Recording:
         ends = {"sizes": [len(tree) for tree in self.trees], "text": self.text, "max_depth": [self.max_depth or 0]}
         trees = {n: np.concatenate([getattr(tree, n).numpy() for tree in self.trees]) for n in ("tokens", "parents")}
         whole = {name: np.asarray(values, np.int32) for name, values in (ends | trees).items()}
-        files.write_arrays(path, whole | {"scores": np.concatenate([scores.numpy() for scores in self.scores])})
+        whole["scores"] = np.concatenate([scores.numpy() for scores in self.scores])
+        files.write(path, partial(np.savez_compressed, **whole))
 
     @classmethod
     def load(cls, path: str | Path) -> "Recording":

@@ -5,7 +5,6 @@ nothing in them is installed or executed. ``python -m specnb.models`` fetches ev
 """
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -16,15 +15,15 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-import numpy as np
 import platformdirs
-import torch
 from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout: data/, figures/, notebooks/
 DATA = ROOT / "data"
 FIGURES = ROOT / "figures"
+Data = bytes | str | Callable[[BinaryIO], object]  # of a file, or what writes them into the open file
 QUIET = bool(os.environ.get("TQDM_DISABLE"))  # tqdm's notebook bars do not heed it by themselves
 
 
@@ -131,12 +130,12 @@ def _download(asset: Asset, path: Path) -> None:
         os.replace(part, path)
 
 
-def write(path: str | Path, data: bytes | str) -> None:
+def write(path: str | Path, data: Data) -> None:
     """Write a file in one move: a full disk or a kill leaves the earlier file as it was (OSError from the disk)."""
     write_all({path: data})
 
 
-def write_all(files: Mapping[str | Path, bytes | str]) -> None:
+def write_all(files: Mapping[str | Path, Data]) -> None:
     """``write`` for files that belong together: none is put in place before all are on the disk."""
     parts: dict[Path, Path] = {}
     try:
@@ -145,7 +144,10 @@ def write_all(files: Mapping[str | Path, bytes | str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             parts[path] = path.with_name(f"{path.name}.part-{os.getpid()}")
             with open(parts[path], "wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
+                if callable(data):
+                    data(file)
+                else:
+                    file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())
         for path, part in parts.items():
@@ -155,25 +157,6 @@ def write_all(files: Mapping[str | Path, bytes | str]) -> None:
             part.unlink(missing_ok=True)
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """``write`` as a compressed .npz."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    write(path, buffer.getvalue())
-
-
-def write_torch(path: str | Path, content: object) -> None:
-    """``write`` as ``torch.save`` has it."""
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    write(path, buffer.getvalue())
-
-
 def to_json(content: dict) -> str:
     """Indented JSON text."""
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def write_json(path: str | Path, content: dict) -> None:
-    """``write`` as indented JSON."""
-    write(path, to_json(content))

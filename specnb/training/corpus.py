@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def save(path: Path, dialogues: Sequence[writing.Dialogue]) -> None:
     parts = {"questions": [len(d.question) for d in dialogues], "answers": [len(d.answer) for d in dialogues]}
     parts = {"tokens": [t for d in dialogues for t in (*d.question, *d.answer)], **parts}
     arrays = {name: np.array(values, np.uint16) for name, values in parts.items()}
-    files.write_arrays(path, {**arrays, "greedy": np.array([d.greedy for d in dialogues], bool)})
+    arrays["greedy"] = np.array([d.greedy for d in dialogues], bool)
+    files.write(path, partial(np.savez_compressed, **arrays))
 
 
 def read(path: Path) -> list[writing.Dialogue]:
@@ -142,6 +144,6 @@ def write(
             entry |= {"seconds": round(time.monotonic() - began, 1), **provenance.facts(command)}
             manifest["shards"].append(entry)
             number += 1
-            files.write_json(folder / "manifest.json", manifest)
+            files.write(folder / "manifest.json", files.to_json(manifest))
             have += count
     return manifest

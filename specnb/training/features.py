@@ -101,7 +101,7 @@ def cached(key: str, names: Sequence[str], compute: Callable[[list[str]], dict[s
     with FileLock(f"{folder}.lock"):
         missing = [name for name, path in paths.items() if not path.exists()]
         for name, tensor in (compute(missing) if missing else {}).items():
-            files.write_torch(paths[name], tensor)
+            files.write(paths[name], partial(torch.save, tensor))
     return {name: torch.load(path, weights_only=True, mmap=True) for name, path in paths.items()}
 
 

@@ -177,7 +177,7 @@ def train(
                 state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
         if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
             parts = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
-            files.write_torch(checkpoint, {"state": state, **parts})
+            files.write(checkpoint, partial(torch.save, {"state": state, **parts}))
     head.load_state_dict(state["best"])
     return head, state["curve"]
 

@@ -143,7 +143,7 @@ def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT) -> No
     answers = sum(len(d.answer) for d in dialogues)
     facts = {"sha256": files.sha256(file), "prompts": len(table), "answer_tokens": answers}
     facts |= {"model": heads.fingerprint(pair.target), **provenance.facts(command)}
-    files.write_json(file.with_suffix(".json"), facts)
+    files.write(file.with_suffix(".json"), files.to_json(facts))
 
 
 def held_out(file: Path = HELD_OUT) -> list[Dialogue]:
@@ -171,7 +171,7 @@ def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out:
         tables.append(evaluation.measure(path.name, head, spec, frozen, data, sets))
         card, whole = path.with_suffix(".json"), tables[-1].set_index("set").loc["all"]
         figures = {key: float(f"{whole[key]:.5g}") for key in whole.index if key.startswith(("depth", "tau"))}
-        files.write_json(card, {**_facts(card), "held_out": figures})
+        files.write(card, files.to_json({**_facts(card), "held_out": figures}))
         print(tables[-1].round(3).to_string(index=False), flush=True)
     table = pd.concat(tables, ignore_index=True)
     provenance.write_table(out, table, command, head_sha256=heads.hashes([path.name for path in paths], folder))
