@@ -142,17 +142,19 @@ class MedusaDraft(HeadDraft):
         return len(self.forwards[0].blocks)
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        self._read(hidden[self.layer][-1:] if len(prefix) > 1 else self.nothing)  # the state that foretold the root
+        self._see(hidden[self.layer][-1:] if len(prefix) > 1 else self.nothing)  # the state that foretold the root
 
-    def _read(self, state: Tensor) -> None:
-        with torch.no_grad():
-            self.laws = self.forwards(state)[0]  # (heads, V_d) logits
+    def _see(self, state: Tensor) -> None:
+        self.state, self.laws = state, None  # … and (heads, V_d) logits, once they are asked for
 
+    @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         depth = tree.depth[list(frontier)]
         if int(depth.max()) >= self.max_depth:
             raise ValueError(f"{self.max_depth} Medusa heads draft as many tokens deep, not {int(depth.max()) + 1}")
+        if self.laws is None:
+            self.laws = self.forwards(self.state)[0]
         return self.laws[depth.to(self.laws.device)]
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        self._read(hidden[self.layer][-1:])
+        self._see(hidden[self.layer][-1:])

@@ -254,6 +254,12 @@ def test_a_head_for_another_target_is_refused(saved):
         heads.load(path, llama(seed=1))
 
 
+def test_a_target_in_float16_is_taken(saved):
+    path, model, _ = saved
+    assert heads.fingerprint(model.half()) != heads.fingerprint(llama())
+    assert next(heads.load(path, model)[0].parameters()).dtype == torch.float16
+
+
 def test_a_truncated_head_is_refused(saved):
     path, model, _ = saved
     file = path.with_suffix(".safetensors")
