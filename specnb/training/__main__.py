@@ -56,6 +56,7 @@ def run(options: Namespace) -> None:
     command = provenance.command("specnb.training")
     pair = models.load_pair(dtype=options.dtype)
     if options.what == "corpus":
+        pair.target.set_attn_implementation("specnb_grouped")
         folder, begun = (corpus.GUIDED, openings.openings()) if options.guided else (corpus.FOLDER, ())
         longer = {"question_temperature": 0.8, "longest_question": 160} if options.guided else {}
         terms = {"settings": writing.Settings(rows=options.rows, **longer), "seed": options.seed, "openings": begun}

@@ -25,13 +25,16 @@ RANKS = 5
 ANSWERED = ("own", "humaneval", "gsm100")
 
 
+@torch.no_grad()
 def answer_greedily(pair: models.Pair, texts: Sequence[str], *, new_tokens: int = 128) -> list[writing.Dialogue]:
     """The target's greedy answers to user turns, in the order of the texts."""
     (before, after), found = writing.template(pair.tokenizer), []
     for text in tqdm(texts, desc="held-out answers", disable=files.QUIET):
         prompt = pair.encode(text)
-        (answer,) = writing.written(pair.target, [prompt], after[0], new_tokens, do_sample=False)
-        found.append(writing.Dialogue(tuple(prompt[len(before) : len(prompt) - len(after)]), answer, True))
+        ids = torch.tensor([prompt], device=pair.target.device)
+        out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens)
+        question, answer = prompt[len(before) : len(prompt) - len(after)], out[0, len(prompt) :].tolist()
+        found.append(writing.Dialogue(tuple(question), tuple(answer), True))
     return found
 
 

@@ -1,11 +1,22 @@
-"""The target writes dialogues by itself, by transformers' generate: many questions at once, then their answers."""
+"""The target writes dialogues by itself: continuous batching over a static KV cache.
+
+Every row of the batch is one dialogue in the making. Each forward pass feeds one token per row; a row that has
+finished starts the next dialogue at once, so that no row ever waits for the longest.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache, DynamicLayer
+
+from specnb import masks
+from specnb.cache import ARGUMENT
+from specnb.sampling import Warp
 
 MARK = "\u0000"
 
@@ -40,19 +51,63 @@ def template(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     return tuple(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
 
 
-def written(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], end: int, length: int, **options
-) -> list[tuple[int, ...]]:
-    """What the model writes behind each prompt, side by side: up to its end of turn (included) or so many tokens."""
-    width = max(map(len, prompts))
-    rows = [[end] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-    told = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    ids, mask = (torch.tensor(each, device=model.device) for each in (rows, told))
-    stops = {"max_new_tokens": length, "eos_token_id": end, "pad_token_id": end}
-    out = model.generate(ids, attention_mask=mask, **stops, **options)[:, width:].tolist()
-    return [tuple(row[: row.index(end) + 1] if end in row else row) for row in out]
+class RowsLayer(DynamicLayer):
+    """One layer's keys and values in a (rows, heads, length, head_dim) buffer; each row writes at its own place."""
+
+    def __init__(self, places: Tensor, length: int):
+        super().__init__()
+        self.places, self.length = places, length
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            rows, heads, _, width = key_states.shape
+            self.keys, self.values = (key_states.new_zeros(rows, heads, self.length, width) for _ in range(2))
+            self.is_initialized = True
+        every = torch.arange(len(self.places), device=key_states.device)
+        self.keys[every, :, self.places] = key_states[:, :, 0]
+        self.values[every, :, self.places] = value_states[:, :, 0]
+        used = int(self.places.max()) + 1
+        return self.keys[:, :, :used], self.values[:, :, :used]
 
 
+BLOCK = 24  # rows that attend together, to the length of the longest of them
+SORT_EVERY = 32  # steps after which rows are sorted by length again
+
+
+def grouped_attention(module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, **_):
+    """Attention for one query per row: the query heads that share a key head stand as queries of one head.
+
+    Memory traffic is what it costs, so rows of like length, which stand side by side, read no further than needed.
+    """
+    rows, heads, _, width = query.shape
+    query, out = query.reshape(rows, key.shape[1], -1, width), []
+    for at in range(0, rows, BLOCK):
+        part = slice(at, at + BLOCK)
+        used = 1 + int((mask[part] == 0).flatten(0, 2).any(0).nonzero().max())
+        k, v, m = key[part, :, :used], value[part, :, :used], mask[part, :, :, :used]
+        out.append(F.scaled_dot_product_attention(query[part], k, v, attn_mask=m, scale=scaling))
+    return torch.cat(out).reshape(rows, 1, heads, width), None
+
+
+AttentionInterface.register("specnb_grouped", grouped_attention)
+
+
+def sample(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> Tensor:
+    """One token per row from the top-p nucleus of softmax(logits / temperature); (rows,) int64."""
+    return torch.multinomial(Warp(temperature, top_p=top_p)(logits), 1, generator=generator)[:, 0]
+
+
+@dataclass
+class Row:
+    """A dialogue in the making. answer is None while the question is written; forced: tokens to feed, last first."""
+
+    greedy: bool
+    question: list[int] = field(default_factory=list)
+    answer: list[int] | None = None
+    forced: list[int] = field(default_factory=list)
+
+
+@torch.no_grad()
 def dialogues(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -62,26 +117,67 @@ def dialogues(
     wanted: Callable[[tuple[int, ...]], bool] = lambda question: True,
     openings: Sequence[tuple[int, ...]] = (),
 ) -> Iterator[Dialogue]:
-    """Dialogues without end, as many side by side as settings has rows; half of the answers are greedy.
+    """Dialogues without end, in the order in which they are finished; every second one answers greedily.
 
     wanted(question) is asked before an answer is written: False throws the question away.
     openings: token ids that questions begin with, one of them drawn for each; without any the question is free.
     """
     before, after = template(tokenizer)
-    end, sampled = after[0], {"do_sample": True, "top_k": 0}
-    asking = sampled | {"temperature": settings.question_temperature, "top_p": settings.question_top_p}
-    drawing = sampled | {"temperature": settings.answer_temperature, "top_p": 1.0}
-    for batch in count():
-        torch.manual_seed(1_000_003 * seed + batch)
-        drawn = torch.randint(max(1, len(openings)), (settings.rows,)).tolist()
-        begun = [openings[i] if openings else () for i in drawn]
-        asked = written(model, [[*before, *words] for words in begun], end, settings.longest_question + 1, **asking)
-        ended = [(*words, *new[:-1]) for words, new in zip(begun, asked, strict=True) if new[-1] == end]
-        fit = [q for q in ended if settings.shortest_question <= len(q) <= settings.longest_question]
-        kept = [question for question in fit if wanted(question)]
-        for greedy, questions in ((True, kept[::2]), (False, kept[1::2])):
-            prompts = [[*before, *question, *after] for question in questions]
-            how = {"do_sample": False} if greedy else drawing
-            answers = written(model, prompts, end, settings.longest_answer, **how) if prompts else []
-            for question, answer in zip(questions, answers, strict=True):
-                yield Dialogue(question, answer, greedy)
+    end, rows, start = after[0], settings.rows, len(before) - 1
+    length = len(before) + settings.longest_question + len(after) + settings.longest_answer
+    device = model.device
+    places = torch.zeros(rows, dtype=torch.int64, device=device)  # where each row's next token goes
+    cache = Cache(layers=[RowsLayer(places, length) for _ in range(model.config.num_hidden_layers)])
+    generator = torch.Generator(device=device).manual_seed(seed)
+    for token in before[:-1]:  # all rows share the template's opening, which is never overwritten
+        _step(model, torch.full((rows,), token, device=device), places, cache)
+        places += 1
+
+    def fresh(number: int) -> Row:
+        opening = openings[int(torch.randint(len(openings), (), generator=generator))] if openings else ()
+        return Row(greedy=number % 2 == 0, question=list(opening), forced=list(opening[::-1]))
+
+    writing = [fresh(row) for row in range(rows)]
+    tokens = torch.full((rows,), before[-1], device=device)
+    for step in count(1):
+        logits = _step(model, tokens, places, cache)
+        asking = torch.tensor([row.answer is None for row in writing], device=device)
+        drawing = torch.tensor([row.answer is not None and not row.greedy for row in writing], device=device)
+        chosen = logits.argmax(-1)
+        chosen[asking] = sample(logits[asking], settings.question_temperature, settings.question_top_p, generator)
+        chosen[drawing] = sample(logits[drawing], settings.answer_temperature, 1.0, generator)
+        places += 1
+        feed = chosen.tolist()
+        for i, row in enumerate(writing):
+            token, again = feed[i], False
+            if row.forced:
+                feed[i] = row.forced.pop()
+            elif row.answer is None and token == end:
+                again = len(row.question) < settings.shortest_question or not wanted(tuple(row.question))
+                row.answer, row.forced = [], after[:0:-1]  # the rest of the template, last token first
+            elif row.answer is None:
+                row.question.append(token)
+                again = len(row.question) > settings.longest_question
+            else:
+                row.answer.append(token)
+                again = token == end or len(row.answer) == settings.longest_answer
+                if again:
+                    yield Dialogue(tuple(row.question), tuple(row.answer), row.greedy)
+            if again:
+                rows += 1
+                writing[i], feed[i], places[i] = fresh(rows), before[-1], start
+        tokens = torch.tensor(feed, device=device)
+        if step % SORT_EVERY == 0:
+            order = places.argsort(stable=True)
+            cache.reorder_cache(order)
+            places.copy_(places[order])
+            tokens, writing = tokens[order], [writing[i] for i in order.tolist()]
+
+
+def _step(model: PreTrainedModel, tokens: Tensor, places: Tensor, cache: Cache) -> Tensor:
+    """Feed one token per row at its place; (rows, V) logits."""
+    seen = torch.arange(int(places.max()) + 1, device=places.device) <= places[:, None]  # (rows, used)
+    mask = masks.additive(seen, model.dtype).transpose(0, 2)  # (rows, 1, 1, used)
+    mask = masks.by_layer(mask, model, places[:, None, None], torch.arange(seen.shape[1]))
+    rows = {"position_ids": places[:, None], "attention_mask": mask}
+    return model(tokens[:, None], **rows, **{ARGUMENT: cache}, use_cache=True).logits[:, -1]

@@ -27,7 +27,7 @@ def tiny_template(monkeypatch):
 
 @pytest.fixture(scope="module")
 def model():
-    model = llama(vocab_size=V, initializer_range=0.3)
+    model = llama(vocab_size=V, attn_implementation="specnb_grouped", initializer_range=0.3)
     model.generation_config.eos_token_id = 2
     return model
 
@@ -59,15 +59,19 @@ def some(model, count: int, seed: int = 0, **options) -> list[writing.Dialogue]:
     return list(islice(writing.dialogues(model, None, SETTINGS, seed=seed, **options), count))
 
 
-def test_greedy_answers_are_generates(model):
-    """Rows of all lengths side by side: each greedy answer is what generate writes alone."""
+@pytest.mark.parametrize(("block", "every"), [(24, 32), (2, 3)])
+def test_greedy_answers_are_generates(model, block, every, monkeypatch):
+    """Rows of all lengths side by side, refilled at any time: each greedy answer is what generate writes alone."""
+    monkeypatch.setattr(writing, "BLOCK", block)
+    monkeypatch.setattr(writing, "SORT_EVERY", every)
+    plain = llama(vocab_size=V, initializer_range=0.3)
     greedy = [d for d in some(model, 60) if d.greedy]
     assert len(greedy) > 15
     assert len({len(d.answer) for d in greedy}) > 1
     for d in greedy:
         prompt = torch.tensor([[*BEFORE, *d.question, *AFTER]])
         limits = {"max_new_tokens": SETTINGS.longest_answer, "eos_token_id": 2, "pad_token_id": 0}
-        out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **limits)
+        out = plain.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **limits)
         assert out[0, prompt.shape[1] :].tolist() == list(d.answer)
 
 
@@ -96,7 +100,7 @@ def test_unwanted_questions_get_no_answer(model):
 
 def test_questions_begin_as_they_are_told(model):
     """Given first words stand in every question, and answers are still the target's to the whole of it."""
-    begun = [(6, 7, 6), (8,)]
+    begun, plain = [(6, 7, 6), (8,)], llama(vocab_size=V, initializer_range=0.3)
     found = some(model, 40, openings=begun)
     starts = [next((o for o in begun if d.question[: len(o)] == o), None) for d in found]
     assert None not in starts
@@ -105,25 +109,24 @@ def test_questions_begin_as_they_are_told(model):
     assert any(d.question[:1] not in {(6,), (8,)} for d in some(model, 40))  # free questions begin otherwise
     for d in [d for d in found if d.greedy][:8]:
         prompt = torch.tensor([[*BEFORE, *d.question, *AFTER]])
-        out = model(torch.cat([prompt, torch.tensor([d.answer])], 1)).logits[0, prompt.shape[1] - 1 : -1].argmax(-1)
+        out = plain(torch.cat([prompt, torch.tensor([d.answer])], 1)).logits[0, prompt.shape[1] - 1 : -1].argmax(-1)
         assert out.tolist() == list(d.answer)
 
 
-def test_questions_and_answers_are_sampled_as_the_settings_say(model, monkeypatch):
-    """First tokens of questions against the law at their temperature, chi-square; that of answers is caught."""
-    asked, generate = [], model.generate
-    monkeypatch.setattr(model, "generate", lambda *a, **options: asked.append(options) or generate(*a, **options))
-    settings = replace(SETTINGS, rows=3000, question_top_p=1.0, shortest_question=1)
-    next(writing.dialogues(model, None, settings, seed=0))
-    assert [options["do_sample"] for options in asked] == [True, False]
-    logits = model(torch.tensor([BEFORE])).logits[0, -1].double()
-    rows = writing.written(
-        model, [BEFORE] * 3000, 2, 1, **{k: asked[0][k] for k in ("do_sample", "temperature", "top_k")}
-    )
-    counts = np.bincount([row[0] for row in rows], minlength=V)
-    law, other = ((logits / heat).softmax(-1).detach().numpy() for heat in (1.0, SETTINGS.answer_temperature))
-    assert stats.chisquare(counts, 3000 * law).pvalue > 1e-3
-    assert stats.chisquare(counts, 3000 * other).pvalue < 1e-9
+@pytest.mark.parametrize("top_p", [0.7, 1.0])
+def test_sampling_is_the_nucleus(top_p):
+    """20,000 draws against the nucleus's law, chi-square; the law without nucleus is caught."""
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
+    p = (logits / 0.8).softmax(-1).double()
+    law = p * (p.cumsum(0) - p < top_p)
+    law = law / law.sum()
+    draws = writing.sample(logits.expand(20_000, -1), 0.8, top_p, torch.Generator().manual_seed(0))
+    counts = torch.bincount(draws, minlength=6).double()
+    inside = law > 0
+    assert counts[~inside].sum() == 0
+    assert stats.chisquare(counts[inside].numpy(), (law * 20_000)[inside].numpy()).pvalue > 1e-3
+    wrong = torch.full((6,), 1 / 6, dtype=torch.float64) * 20_000
+    assert stats.chisquare(counts.numpy(), wrong.numpy()).pvalue < 1e-9
 
 
 @pytest.mark.usefixtures("no_held_out")
