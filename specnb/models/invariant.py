@@ -10,16 +10,21 @@ forward and a plain one differ in their last bits, near ties flip, and texts par
   in logical order, wherever they lie. They are cut at fixed places: blocks of BLOCK keys, as many as are committed in
   every tree of this depth in which the node could stand, (t + 1 - depth) // BLOCK, are read where they lie, once for
   all rows; the others, BLOCK + depth at most, are gathered for the node alone. Within a block and within the gathered
-  ones all products have one shape. All scores have their largest one subtracted, which no order changes; then blocks
-  are added up, neighbours first: those that only another row sees come last and add nothing.
+  ones all products have one shape. All scores have their largest one subtracted, which no order changes; then the
+  gathered ones come first and blocks are added to them in turn: those that only another row sees come last and add
+  nothing.
 
-What a kernel does with one row must not depend on the others: that no text proves, so tests compare bits.
+Three things about kernels no argument proves, so tests compare bits: that a row's result depends neither on the other
+rows' contents nor on which row it is; that a product of a batch does not depend on how many stand beside it (blocks
+that other rows see; rows of a fuller tree), from two on: a batch of one may be cut among threads. And all texts that
+are compared need one machine, one number of threads, one version of torch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -33,9 +38,10 @@ NAME = "specnb_invariant"
 @dataclass(frozen=True)
 class Places:
     """Where rows find their keys. beyond: (blocks, rows, 1, 1) which shared blocks a row does not see; slots: (rows,
-    BLOCK + depth) where the gathered ones lie; hidden: (rows, 1, BLOCK + depth) which of these are none."""
+    BLOCK + depth) where the gathered ones lie behind start; hidden: (rows, 1, BLOCK + depth) which of them are none."""
 
     beyond: Tensor
+    start: int
     slots: Tensor
     hidden: Tensor
 
@@ -43,34 +49,33 @@ class Places:
 def attention(
     module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, places: Places, **options
 ) -> tuple[Tensor, None]:
-    """query (1, heads, rows, d), key and value (1, key heads, slots, d) → (1, rows, heads, d); sums in float32."""
+    """query (1, heads, rows, d), key and value (1, key heads, slots, d) → (1, rows, heads, d); sums in float32.
+
+    Only own rows, which places tells, attend: those behind them are copies of the first.
+    """
     if any(options.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
         raise ValueError(f"invariant attention knows no soft caps, sinks or biases, which {type(module).__name__} has")
-    (rows, columns), blocks, kept, width = places.slots.shape, len(places.beyond), *key.shape[1::2]
+    (own, columns), blocks = places.slots.shape, len(places.beyond)
+    rows, (kept, _, width) = query.shape[2], key.shape[1:]
     q = (query[0].float() * scaling).view(kept, -1, rows, width).transpose(1, 2).contiguous()  # (…, rows, group, d)
-    gathered = (x[0].index_select(1, places.slots.view(-1)).float() for x in (key, value))
-    keys, values = (x.view(kept, rows, columns, -1) for x in gathered)
-    scores = (q @ keys.mT).masked_fill_(places.hidden, -torch.inf)  # (key heads, rows, group, columns)
+    tails = (x[0, :, places.start :].float().index_select(1, places.slots.view(-1)) for x in (key, value))
+    keys, values = (x.view(kept, own, columns, -1) for x in tails)
+    scores = (q[:, :own] @ keys.mT).masked_fill_(places.hidden, -torch.inf)  # (key heads, own, group, columns)
     top = scores.amax(-1, keepdim=True)
     if blocks:
         first, rest = (x[0, :, : blocks * BLOCK].float().view(kept, blocks, BLOCK, -1) for x in (key, value))
         others = (q.view(kept, 1, -1, width) @ first.mT).view(kept, blocks, rows, -1, BLOCK)
-        others.masked_fill_(places.beyond, -torch.inf)  # (key heads, blocks, rows, group, BLOCK)
-        top = torch.maximum(top, others.amax(-1, keepdim=True).amax(1))
+        others = others[:, :, :own].masked_fill_(places.beyond, -torch.inf)  # (key heads, blocks, own, group, BLOCK)
+        top = torch.maximum(top, others.amax((1, -1)).unsqueeze(-1))
         others = others.sub_(top[:, None]).exp_()
     weights = scores.sub_(top).exp_()
     mass, out = weights.sum(-1, keepdim=True), weights @ values
     if blocks:
-        mass = mass + _folded(others.sum(-1, keepdim=True))
-        out = out + _folded(others.flatten(2, 3) @ rest).view(out.shape)
-    return (out / mass).transpose(0, 1).flatten(1, 2)[None].to(query.dtype), None
-
-
-def _folded(x: Tensor) -> Tensor:
-    """The sum over dimension 1, the blocks: neighbours first, so that zeros at the end change nothing."""
-    while (n := x.shape[1]) > 1:
-        x = torch.cat([x[:, : n - n % 2 : 2] + x[:, 1::2], x[:, n - n % 2 :]], 1)
-    return x[:, 0]
+        mass = sum(others.sum(-1, keepdim=True).unbind(1), mass)
+        shared = F.pad(others, (0, 0, 0, 0, 0, rows - own)).flatten(2, 3) @ rest
+        out = sum(shared.view(kept, blocks, rows, *out.shape[2:])[:, :, :own].unbind(1), out)
+    out = (out / mass).transpose(0, 1).flatten(1, 2).to(query.dtype)
+    return torch.cat([out, out[:1].expand(rows - own, -1, -1)])[None], None
 
 
 AttentionInterface.register(NAME, attention)
@@ -111,8 +116,9 @@ class Invariant:
             for first in range(0, n, self.rows):
                 nodes = torch.arange(first, first + self.rows)
                 nodes[n - first :] = first  # copies
-                seen = visible[nodes.to(visible.device), : start + first + self.rows]
-                where = _places(seen, start + places[nodes], self.depth)
+                own = nodes[: max(2, n - first)]  # two at least: a batch of one may be cut among threads
+                seen = visible[own.to(visible.device), : start + first + self.rows]
+                where = _places(seen, start + places[own], self.depth)
                 found.append(self._run(cache, ids[:, nodes], positions[:, nodes], where, hidden_layers))
         finally:
             self.model.config._attn_implementation = usual
@@ -132,6 +138,6 @@ def _places(visible: Tensor, last: Tensor, depth: int) -> Places:
     blocks = (last + 1 - depth).clamp_min(0) // BLOCK
     columns = blocks[:, None] * BLOCK + torch.arange(BLOCK + depth)
     ordered = (~visible).to(torch.uint8).argsort(dim=-1, stable=True)  # what is seen, in logical order, then the rest
-    slots = ordered.gather(1, columns.clamp_max(visible.shape[1] - 1).to(ordered.device))
+    slots, start = ordered.gather(1, columns.clamp_max(visible.shape[1] - 1).to(ordered.device)), int(columns.min())
     beyond = (torch.arange(int(blocks.max()))[:, None] >= blocks)[..., None, None]
-    return Places(beyond.to(slots.device), slots, (columns > last[:, None])[:, None].to(slots.device))
+    return Places(beyond.to(slots.device), start, slots - start, (columns > last[:, None])[:, None].to(slots.device))

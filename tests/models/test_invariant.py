@@ -62,6 +62,19 @@ def test_every_node_has_the_bits_of_one_node_at_a_time(family, dtype, prompt):
     assert differing(FAMILIES[family]().to(dtype), prompt, [1, 5, 8, 13, 21], seed=prompt) == 0
 
 
+@pytest.mark.parametrize("heads", [(4, 2), (7, 1)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bits_depend_neither_on_a_nodes_row_nor_on_other_nodes_blocks(dtype, heads):
+    """A chain over the end of a shared block: its first nodes see one, its last ones two; fed alone all stand first."""
+    model = llama(num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=16 * heads[0]).to(dtype)
+    prefix, chain, target = list(range(20)) * 4, list(range(16)), Target(model, graphs=Invariant(model))
+    target.prefill(prefix[:72])
+    places = invariant._places(torch.ones(16, 88, dtype=torch.bool).tril(72), torch.arange(72, 88), 16)
+    assert places.beyond.flatten(1).sum(1).tolist() == [0, 7]  # a block that seven nodes do not see
+    logits = target.forward(TokenTree(chain, range(-1, 15))).logits
+    assert torch.equal(logits, one_by_one(model, Invariant(model), prefix[:72], chain))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_the_models(family):
     model, draws = FAMILIES[family](), random.Random(1)
@@ -86,7 +99,7 @@ def physical(visible, last, depth):
     columns = columns + torch.arange(invariant.BLOCK + 3 * depth)
     slots = columns.clamp_max(visible.shape[1] - 1)
     hidden = ~visible.gather(1, slots) | (columns >= visible.shape[1])
-    return invariant.Places(places.beyond, slots, hidden[:, None])
+    return invariant.Places(places.beyond, 0, slots, hidden[:, None])
 
 
 right = invariant._places
