@@ -1,10 +1,10 @@
-"""Invariant forwards: a node gets the same bits of logits whatever tree it stands in, in any dtype.
+"""Invariant forwards: a dense model gives a node the same bits of logits in any tree, in float32 and 16 bits.
 
 A sum of rounded numbers depends on its order, and kernels choose the order by the shapes they are given. So a tree's
 forward and a plain one differ in their last bits, near ties flip, and texts part. Here no sum depends on the tree:
 
 - *Products with weights.* Every forward has the same number of rows, copies of its first one where nodes are fewer; a
-  larger tree takes several. A kernel adds up each element of its result over the same dimension in the same order.
+  larger tree takes several. Shapes are then fixed, and with them, we assume, the order in which an element is added up.
 - *Norms, activations, rotations, residuals* work on one row, by its token and position.
 - *Attention.* A node at place t (its ancestors in the tree and the committed tokens stand before it) sees t + 1 keys
   in logical order, wherever they lie. They are cut at fixed places: blocks of BLOCK keys, as many as are committed in
@@ -14,10 +14,11 @@ forward and a plain one differ in their last bits, near ties flip, and texts par
   gathered ones come first and blocks are added to them in turn: those that only another row sees come last and add
   nothing.
 
-Three things about kernels no argument proves, so tests compare bits: that a row's result depends neither on the other
-rows' contents nor on which row it is; that a product of a batch does not depend on how many stand beside it (blocks
-that other rows see; rows of a fuller tree), from two on: a batch of one may be cut among threads. And all texts that
-are compared need one machine, one number of threads, one version of torch.
+What kernels do no argument proves, so tests compare bits: that a row's result depends neither on the other rows'
+contents nor on which row it is; that a product of a batch, an exponential, a sum do not depend on how much stands
+beside them (blocks that other rows see; rows of a fuller tree). A batch of one product may be cut among threads, hence
+two own rows at least; with a single key head a single shared block is still such a batch. And all texts that are
+compared need one machine, one number of threads, one version of torch, and prompts read alike.
 """
 
 from collections.abc import Sequence
@@ -86,12 +87,16 @@ class Invariant:
 
     Undrafted decoding with the same is the plain decoding that drafted texts then equal, also in bfloat16. Prompts are
     read as without. rows: nodes of a forward; depth: levels of a tree at most, its root among them. Raises ValueError
-    on a model with windows.
+    on a model with windows or experts.
     """
 
     def __init__(self, model: PreTrainedModel, *, rows: int = 8, depth: int = 16):
         if masks.layer_kinds(model) != ("full_attention",):
             raise ValueError(f"invariant forwards see all that is committed: a {model.config.model_type} has windows")
+        if any(name.endswith("experts") for name, _ in model.named_modules()):
+            raise ValueError(
+                f"an expert has as many rows as tokens choose it: a {model.config.model_type} is not dense"
+            )
         self.model, self.rows, self.depth = model, rows, depth
 
     def empty(self) -> TreeCache:
