@@ -230,22 +230,29 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
     raise ValueError(f"{type(model.base_model).__name__} has no final norm by the name norm, final_layer_norm or ln_f")
 
 
+class Scattered(nn.Module):
+    """Logits of a reduced vocabulary put among those of the whole one, whose other tokens are ruled out."""
+
+    def __init__(self, frozen: Frozen):
+        super().__init__()
+        self.ids, self.size = frozen.ids, len(frozen.embedding)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """(…, V_d) → (…, V)."""
+        return logits.new_full((*logits.shape[:-1], self.size), -1e4).index_copy_(-1, self.ids, logits)
+
+
 def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False) -> LlamaForCausalLM:
     """The vdm as a plain transformers model over the whole vocabulary, for ``generate(assistant_model=…)``.
 
-    Its output has a bias that rules out tokens outside the reduced vocabulary; reduced leaves their rows out:
-    (…, V_d) logits, one per id.
+    Only the output rows of the reduced vocabulary are multiplied; reduced leaves it at that: (…, V_d) logits, one per
+    id.
     """
     model = LlamaForCausalLM(Vdm.config(spec, len(frozen.embedding)))
     model.model.layers, model.model.norm = head.model.layers, frozen.norm
     model.model.embed_tokens.weight = nn.Parameter(frozen.embedding, requires_grad=False)
-    if reduced:
-        model.lm_head.weight = nn.Parameter(frozen.rows, requires_grad=False)
-    else:
-        bias = torch.full((len(frozen.embedding),), -1e4).index_fill_(0, frozen.ids.cpu(), 0.0)
-        model.lm_head = nn.Linear(spec.width, len(frozen.embedding))
-        rows = torch.zeros_like(frozen.embedding).index_copy_(0, frozen.ids, frozen.rows)
-        model.lm_head.weight, model.lm_head.bias = (nn.Parameter(x, requires_grad=False) for x in (rows, bias))
+    rows = output_layer(frozen)
+    model.lm_head = rows if reduced else nn.Sequential(rows, Scattered(frozen))
     return exact_rotation(model.to(frozen.rows)).eval()
 
 
