@@ -10,6 +10,7 @@ times a state's length, at a loss below zero).
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,6 +68,23 @@ class Branches:
         return Branches(*(p.to(like.device) for p in parts), self.soft[at].to(like))
 
 
+class Pieces:
+    """(N, width) rows in pieces that stay where they are, mapped from the disk: far more of them than memory holds.
+
+    Read by a slice that lies in one piece, as a dialogue does, or by an index (n,) of rows.
+    """
+
+    def __init__(self, pieces: Sequence[Tensor]):
+        self.pieces, self.ends = list(pieces), np.cumsum([len(piece) for piece in pieces]).tolist()
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        if isinstance(rows, Tensor):
+            return torch.cat([self[row : row + 1] for row in rows.tolist()])
+        which = bisect_right(self.ends, rows.start)
+        begin = self.ends[which - 1] if which else 0
+        return self.pieces[which][rows.start - begin : rows.stop - begin]
+
+
 @dataclass(frozen=True, eq=False)
 class Features:
     """N tokens of n dialogues, end to end; dialogue i is start[i]:start[i + 1] and its answer begins at answer[i].
@@ -79,8 +97,8 @@ class Features:
     tokens: Tensor
     start: Tensor
     answer: Tensor
-    hidden: dict[int, Tensor]
-    soft: Tensor
+    hidden: dict[int, Pieces | Tensor]
+    soft: Pieces | Tensor
     best: Tensor
     best_p: Tensor
     trees: Branches | None = None
@@ -110,8 +128,8 @@ def compute(pair: models.Pair, frozen: heads.Frozen, texts: Sequence[Text], laye
     """Run the target over (prompt, answer) token sequences and keep what heads need, as tensors in the cache.
 
     Texts go to the disk in runs of CHUNK, each computed once for the same target and vocabulary, so that a grown
-    corpus only adds to them, and another layer only itself. All are then read into memory: 2 · width bytes a token
-    for each layer, 4 · width for the soft row, and 60 more. OSError if the disk has no room.
+    corpus only adds to them, and another layer only itself. On the disk they take 2 · width bytes a token for each
+    layer and 4 · width for the soft row; in memory 68, for the others. OSError if the disk has no room.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
     base = json.dumps([heads.fingerprint(pair.target), str(frozen.rows.dtype), frozen.ids.tolist()])
@@ -119,14 +137,16 @@ def compute(pair: models.Pair, frozen: heads.Frozen, texts: Sequence[Text], laye
     for begin in tqdm(range(0, len(full), CHUNK), unit="chunk", desc="features", disable=files.QUIET):
         part = full[begin : begin + CHUNK]
         chunks.append(cached(f"{base} {part}", names, partial(_chunk, pair, frozen, part, layers)))
-    joined = {name: torch.cat([chunk[name] for chunk in chunks]) for name in names}
+    best, best_p = (torch.cat([chunk[name] for chunk in chunks]) for name in ("best", "best_p"))
     start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
     return Features(
         tokens=torch.tensor([t for s in full for t in s]),
         start=torch.from_numpy(start),
         answer=torch.tensor([int(b) + len(p) for b, (p, _) in zip(start, texts, strict=False)]),
-        hidden={layer: joined.pop(f"hidden{layer}") for layer in layers},
-        **joined,
+        hidden={layer: Pieces([chunk[f"hidden{layer}"] for chunk in chunks]) for layer in layers},
+        soft=Pieces([chunk["soft"] for chunk in chunks]),
+        best=best,
+        best_p=best_p,
     )
 
 

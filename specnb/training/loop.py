@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from specnb.heads import Frozen
 from specnb.models import files
 from specnb.training import losses
-from specnb.training.features import Features
+from specnb.training.features import Features, Pieces
 from specnb.training.losses import Batch, Loss
 
 
@@ -113,9 +113,9 @@ def gather(features: Features, rows: list[int], like: Tensor) -> Batch:
     """One right-padded batch of dialogues, on the device and in the dtype of a tensor like this one."""
     spans = [slice(int(features.start[i]), int(features.start[i + 1])) for i in rows]
 
-    def pad(values: Tensor) -> Tensor:
+    def pad(values: Pieces | Tensor) -> Tensor:
         padded = pad_sequence([values[s] for s in spans], batch_first=True)
-        return padded.to(like.device, like.dtype if values.is_floating_point() else torch.int64)
+        return padded.to(like.device, like.dtype if padded.is_floating_point() else torch.int64)
 
     following = [torch.arange(s.start + 1, s.stop) >= features.answer[i] for i, s in zip(rows, spans, strict=True)]
     answers = F.pad(pad_sequence(following, batch_first=True), (0, 1))

@@ -34,7 +34,7 @@ def test_replay_is_the_real_run(name, pair, ready):
         dialogues.append(writing.Dialogue(tuple(question), tuple(generation.tokens), True))
         real.append([len(step.verdict.path) for step in generation.steps])
     data = runs.corpus_features(pair, dialogues, frozen.ids, [spec.hidden_layer] if spec.hidden_layer else [])
-    data = replace(data, hidden={k: v.float() for k, v in data.hidden.items()}, soft=data.soft.float())
+    data = replace(data, hidden={k: torch.cat(v.pieces).float() for k, v in data.hidden.items()})
     replayed = {i: evaluation.steps_of(match) for i, match in evaluation.by_dialogue(head, spec, frozen, data)}
     assert [replayed[i] for i in range(12)] == real
     assert sum(map(sum, real)) > 5  # something was accepted
@@ -55,7 +55,7 @@ def test_steps_of_a_known_text():
 def test_by_rank_is_what_drafting_does(pair, ready):
     """Figure 2b's rows, each redone with the drafter's own expand and a plain target forward."""
     frozen, data = ready
-    data = replace(data, hidden={-1: data.hidden[-1].float()})
+    data = replace(data, hidden={-1: torch.cat(data.hidden[-1].pieces).float()})
     head, spec, _ = fresh(pair, "eagle")
     for parameter in head.parameters():
         parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))

@@ -38,7 +38,7 @@ def test_no_state_gains_by_running_off_where_all_logits_shift_alike(ready, kept)
     """There the loss is that of the uniform law, however long the state; soft rows in bf16 are the negative control."""
     frozen, data = ready
     flat = torch.linalg.lstsq(frozen.rows, torch.ones(len(frozen.rows), 1)).solution[:, 0]  # rows @ flat = 1
-    soft = data.soft.to(kept).float()
+    soft = torch.cat(data.soft.pieces).to(kept).float()
     long = torch.stack([losses.cross_entropy(3e3 * flat[None], frozen, row[None]) for row in soft])
     off = (long - torch.tensor(float(len(frozen.rows))).log()).abs().max()
     assert (off < 0.01) == (kept == torch.float32), off
@@ -150,7 +150,7 @@ def test_labels_are_the_texts_own_tokens(pair, ready):
 def test_trees_are_the_targets_own(pair, ready):
     """TALF's trees by brute force: top k below the root, then the k best of k² by joint probability; laws by path."""
     frozen, data = ready
-    data = replace(data, hidden={-1: data.hidden[-1].float()})
+    data = replace(data, hidden={-1: torch.cat(data.hidden[-1].pieces).float()})
     k, trees = 3, branches.compute(pair.target, frozen, data, [5, 6], k=3, m=4)
 
     def law(tokens) -> torch.Tensor:

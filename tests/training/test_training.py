@@ -38,7 +38,9 @@ def test_every_kind_learns(name, pair, ready, tmp_path):
 def with_something_in_common(data: features.Features, width: int) -> features.Features:
     """Features of a toy, moved by what a real model's states have in common, so that they tell from embedded tokens."""
     common = torch.linspace(-8, 8, width)
-    return replace(data, hidden={layer: states.float() + common for layer, states in data.hidden.items()})
+    return replace(
+        data, hidden={layer: torch.cat(states.pieces).float() + common for layer, states in data.hidden.items()}
+    )
 
 
 def test_an_edd_begins_with_its_eyes_on_the_latest_state_and_on_its_block(pair, ready):
