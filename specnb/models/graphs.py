@@ -73,19 +73,24 @@ class Graphs:
         self.model, self.capacity, self.sizes, self.width = model, capacity, sorted(sizes), width
         self.like = next(model.parameters())
         self.record = record or (captured if self.like.is_cuda else taped)
-        self.cache, self.forwards, self.failed = TreeCache(capacity, fixed=True), {}, False
+        self.cache, self.home = TreeCache(capacity, fixed=True), None
+        self.forwards, self.failed = {}, False
 
     def empty(self) -> TreeCache:
-        """The cache for a new generation: in the last one's buffers, or in others if it has outgrown them."""
+        """The cache for a new generation: in the recordings' buffers, also after one that has outgrown them."""
+        self._settle()
         fresh = TreeCache(self.capacity, fixed=True)
-        if self.cache.capacity == self.capacity:
-            fresh.layers, fresh.stores = self.cache.layers, self.cache.stores
-            for layer in fresh.layers:
-                layer.used = 0
-        else:
-            self.forwards = {}
+        if self.home:
+            fresh.layers, (fresh.stores, buffers) = self.cache.layers, self.home
+            for layer, own in zip(fresh.layers, buffers, strict=True):
+                layer.buffers[:], layer.used = own, 0
         self.cache = fresh
         return fresh
+
+    def _settle(self) -> None:
+        """Move the buffers of all layers together, once: recordings know where they lie."""
+        if not self.home and self.cache.capacity == self.capacity:
+            self.home = self.cache.shared(), [[*layer.buffers] for layer in self.cache.layers]
 
     @torch.no_grad()
     def prepare(self, hidden_layers: Sequence[int] = ()) -> None:
@@ -148,7 +153,7 @@ class Graphs:
         rows, table = self._rows(numbers), self.like.new_zeros(1, 1, size, self.capacity)
         shown = {kind: table.clone() for kind in masks.layer_kinds(self.model)}
         mask = shown if len(shown) > 1 else next(iter(shown.values()))
-        self.cache.shared()  # moves the buffers, for the last time
+        self._settle()
         fixed = Cache(layers=[FixedLayer(layer.buffers, numbers[2]) for layer in self.cache.layers])
         return Forward(numbers, rows, shown, self.record(lambda: self._run(numbers, rows, mask, fixed, layers)))
 

@@ -107,7 +107,7 @@ def test_a_replay_runs_nothing_of_the_model(monkeypatch):
 
 
 def test_what_does_not_fit_is_scored_without(monkeypatch):
-    """Trees above the largest size, texts beyond the capacity; the next text is recorded again."""
+    """Trees above the largest size, texts beyond the capacity; the next text finds the recordings it left."""
     model = llama()
     wide = TreeDrafter(CausalLMDraft(near_copy(model)), growth.kary(3, 2))  # 13 nodes
     graphs = Graphs(model, capacity=40, sizes=(1, 2, 4))
@@ -120,7 +120,10 @@ def test_what_does_not_fit_is_scored_without(monkeypatch):
         out = text(model, graphs, tokens=90)
         assert out.tokens == expected
         assert 1 < len(calls) < len(out.steps)  # some of both
+    before = dict(graphs.forwards)
     assert text(model, graphs, tokens=20).tokens == expected[:20]
+    assert before
+    assert all(graphs.forwards[key] is recorded for key, recorded in before.items())
 
 
 def test_forwards_are_replayed_until_the_buffers_are_full(monkeypatch):
