@@ -61,11 +61,11 @@ class Branches:
     parents: Tensor
     soft: Tensor
 
-    def of(self, rows: Sequence[int], like: Tensor) -> "Branches":
-        """Those of some dialogues (by index), on the device and in the dtype of a tensor like this one."""
+    def of(self, rows: Sequence[int], device: torch.device) -> "Branches":
+        """Those of some dialogues (by index), on a device."""
         at = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
-        parts = (self.dialogues[at], self.roots[at], self.tokens[at], self.parents[at])
-        return Branches(*(p.to(like.device) for p in parts), self.soft[at].to(like))
+        parts = (self.dialogues, self.roots, self.tokens, self.parents, self.soft)
+        return Branches(*(part[at].to(device) for part in parts))
 
 
 class Pieces:

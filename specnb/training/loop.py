@@ -110,18 +110,17 @@ def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int 
 
 
 def gather(features: Features, rows: list[int], like: Tensor) -> Batch:
-    """One right-padded batch of dialogues, on the device and in the dtype of a tensor like this one."""
+    """One right-padded batch of dialogues on a tensor's device; hidden states in its dtype, what is foretold as kept."""
     spans = [slice(int(features.start[i]), int(features.start[i + 1])) for i in rows]
 
     def pad(values: Pieces | Tensor) -> Tensor:
-        padded = pad_sequence([values[s] for s in spans], batch_first=True)
-        return padded.to(like.device, like.dtype if padded.is_floating_point() else torch.int64)
+        return pad_sequence([values[s] for s in spans], batch_first=True).to(like.device)
 
     following = [torch.arange(s.start + 1, s.stop) >= features.answer[i] for i, s in zip(rows, spans, strict=True)]
     answers = F.pad(pad_sequence(following, batch_first=True), (0, 1))
-    hidden = {layer: pad(values) for layer, values in features.hidden.items()}
+    hidden = {layer: pad(values).to(like.dtype) for layer, values in features.hidden.items()}
     tokens, soft, best, best_p = (pad(x) for x in (features.tokens, features.soft, features.best, features.best_p))
-    branches = features.trees and features.trees.of(rows, like)
+    branches = features.trees and features.trees.of(rows, like.device)
     return Batch(tokens, answers.to(like.device), hidden, soft, best, best_p, branches)
 
 
@@ -203,12 +202,14 @@ def _rate(step: int, steps: int, warmup: int) -> float:
 
 @torch.no_grad()
 def validate(head: nn.Module, frozen: Frozen, data: Features, rows: list[int], loss: Loss, schedule: Schedule) -> dict:
-    """Mean loss over the validation dialogues, every one with the same noise."""
+    """Mean loss over the validation dialogues, by a head in eval mode; blocks begin at the same places each time."""
+    head.eval()
     values, counts = [], []
     for number, some in enumerate(batches(data, rows, schedule, None)):
         batch = gather(data, some, frozen.rows)
         values.append(_value(loss, head, frozen, batch, number).item())
         counts.append(int(batch.answers.sum()))
+    head.train()
     return {"validation_loss": float(np.average(values, weights=counts))}
 
 

@@ -33,7 +33,7 @@ class Batch:
     branches: Branches | None = None
 
     def embedded(self, frozen: Frozen) -> Tensor:
-        return F.embedding(self.tokens, frozen.embedding).to(self.soft.dtype)
+        return F.embedding(self.tokens, frozen.embedding)
 
 
 def cross_entropy(h: Tensor, frozen: Frozen, soft: Tensor, mass: Tensor | None = None) -> Tensor:
@@ -130,13 +130,14 @@ Loss = Callable[[nn.Module, Frozen, Batch, torch.Generator], Tensor]
 
 
 def eagle_loss(head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator) -> Tensor:
-    """EAGLE: cross-entropy plus SmoothL1 of the features, with uniform noise on the features fed in.
+    """EAGLE: cross-entropy plus SmoothL1 of the features, with uniform noise on the features fed in while it trains.
 
     The weights are those of the SALF & TALF paper (section 4.1, cross-entropy ten times the regression), the reverse
-    of the authors' code, whose noise this is: U(−.1, .1) · 512 / length.
+    of the authors' code. Its noise, U(−.1, .1) · 512 / length, is made for texts of 512 tokens and more: on ours,
+    a third of that, it would cost agreement, so it stays at U(−.1, .1).
     """
-    features, n = batch.hidden[-1], batch.tokens.shape[1]
-    noise = torch.rand(features.shape, generator=generator).sub(0.5).mul(0.2 * 512 / n).to(features)
+    features = batch.hidden[-1]
+    noise = torch.rand(features.shape, generator=generator).sub(0.5).mul(0.2 * head.training).to(features)
     (out,) = eagle_pass(head, batch.embedded(frozen), features + noise, 1)
     h = out[batch.answers]
     near = F.smooth_l1_loss(h.float(), features[batch.answers].float())
@@ -151,9 +152,9 @@ def hass_loss(
     Each depth is fed the draft's own features, see ``eagle_pass``; no noise is added.
     """
     answers, total = batch.answers, 0.0
-    best_p = batch.best_p[answers]
-    top_rows = (frozen.rows[batch.best[answers]] * best_p[..., None]).sum(-2)  # Σ over the top ten of p(x) w_x
-    soft, mass = batch.soft[answers] + top_rows, 1 + best_p.float().sum(-1)
+    best_p = batch.best_p[answers].float()
+    top_rows = (frozen.rows[batch.best[answers]].float() * best_p[..., None]).sum(-2)  # Σ over the top ten of p(x) w_x
+    soft, mass = batch.soft[answers] + top_rows, 1 + best_p.sum(-1)
     for out in eagle_pass(head, batch.embedded(frozen), batch.hidden[-1], depth):
         h = out[answers]
         near = F.smooth_l1_loss(h.float(), batch.hidden[-1][answers].float())

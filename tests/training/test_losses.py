@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny import randomise
-from tiny_heads import fresh
+from tiny_heads import QUICK, fresh
 
 from specnb.training import branches, features, loop, losses
 
@@ -35,10 +35,14 @@ def test_cross_entropy_with_soft_rows_is_the_kl_up_to_a_constant():
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 def test_no_state_gains_by_running_off_where_all_logits_shift_alike(ready, kept):
-    """There the loss is that of the uniform law, however long the state; soft rows in bf16 are the negative control."""
+    """There the loss is that of the uniform law, however long the state, also beside a target in bfloat16.
+
+    Soft rows that are in bfloat16 themselves are the negative control.
+    """
     frozen, data = ready
     flat = torch.linalg.lstsq(frozen.rows, torch.ones(len(frozen.rows), 1)).solution[:, 0]  # rows @ flat = 1
-    soft = torch.cat(data.soft.pieces).to(kept).float()
+    batch = loop.gather(data, list(range(len(data))), frozen.rows.bfloat16())
+    soft = batch.soft[batch.answers].to(kept).float()
     long = torch.stack([losses.cross_entropy(3e3 * flat[None], frozen, row[None]) for row in soft])
     off = (long - torch.tensor(float(len(frozen.rows))).log()).abs().max()
     assert (off < 0.01) == (kept == torch.float32), off
@@ -71,7 +75,7 @@ def test_eagle_loss_is_its_definition(pair, ready):
     randomise(head, 0.1)
     batch = loop.gather(data, [3], frozen.rows)
     f, n = batch.hidden[-1][0], batch.tokens.shape[1]
-    noise = torch.rand(1, n, f.shape[1], generator=torch.Generator().manual_seed(5))[0].sub(0.5).mul(0.2 * 512 / n)
+    noise = torch.rand(1, n, f.shape[1], generator=torch.Generator().manual_seed(5))[0].sub(0.5).mul(0.2)
     total, rows = 0.0, batch.answers[0].nonzero().flatten().tolist()
     for t in rows:
         before = torch.cat([torch.zeros(1, f.shape[1]), (f + noise)[:t]])
@@ -82,6 +86,21 @@ def test_eagle_loss_is_its_definition(pair, ready):
         total += cross_entropy_of(out, law, frozen) + 0.1 * F.smooth_l1_loss(out, f[t])
     ours = losses.eagle_loss(head, frozen, batch, torch.Generator().manual_seed(5))
     torch.testing.assert_close(ours.double(), total / len(rows), rtol=2e-2, atol=1e-2)  # features are kept in bf16
+
+
+@torch.no_grad()
+def test_noise_is_for_training_only(pair, ready):
+    """Two generators, two losses; in eval mode one, and validation leaves the head training."""
+    frozen, data = ready
+    head, _, recipe = fresh(pair, "eagle")
+    batch = loop.gather(data, [3], frozen.rows)
+    noisy, quiet = (
+        {float(recipe.loss(head.train(on), frozen, batch, torch.Generator().manual_seed(s))) for s in (0, 1)}
+        for on in (True, False)
+    )
+    assert (len(noisy), len(quiet)) == (2, 1)
+    loop.validate(head, frozen, data, [3], recipe.loss, QUICK)
+    assert head.training
 
 
 @torch.no_grad()
