@@ -4,7 +4,7 @@ import torch
 from tiny import VOCABULARY, randomise
 
 from specnb import heads, models
-from specnb.training import loop, losses, starts
+from specnb.training import loop, losses, recipes, starts
 
 IDS = torch.arange(0, VOCABULARY, 2)  # the draft knows every second token
 
@@ -82,9 +82,9 @@ V = 24  # so few that an untrained draft is right now and then
 QUICK = loop.Schedule(epochs=2, batch_tokens=160, warmup=2, checkpoint_every=2)
 
 
-def fresh(pair: models.Pair, name: str) -> tuple[torch.nn.Module, heads.Spec, loop.Recipe]:
+def fresh(pair: models.Pair, name: str) -> tuple[torch.nn.Module, heads.Spec, recipes.Recipe]:
     """An untrained head by a recipe's name, its spec and the recipe."""
-    recipe = loop.RECIPES[name]
+    recipe = recipes.named(name)
     torch.manual_seed(3)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
     head = heads.MODULES[recipe.kind](spec)

@@ -26,11 +26,8 @@ def main() -> None:
     text.add_argument("--guided", action="store_true", help="questions about code, sums and texts: given first words")
     commands.add_parser("held-out", parents=[number], help="greedy answers to the held-out prompts")
     train = commands.add_parser("train", parents=[number], help="train heads; resumes")
-    train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: specnb/training/loop.py, RECIPES")
-    train.add_argument("--epochs", type=int, default=8)
-    train.add_argument("--lr", type=float)
+    train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: data/heads.toml")
     train.add_argument("--out", type=Path, help="folder for weights, card and learning curve")
-    train.add_argument("--shards", type=int, default=None, help="only the first so many shards of each corpus")
     train.add_argument("--again", action="store_true", help="train anew what was trained on the same terms")
     trained = ArgumentParser(add_help=False, parents=[number])
     trained.add_argument("--heads", type=Path)
@@ -49,10 +46,9 @@ def run(options: Namespace) -> None:
     """What the command line asks for."""
     from specnb import heads, models  # now: torch and transformers take seconds
     from specnb.models import provenance
-    from specnb.training import corpus, loop, openings, runs, writing
+    from specnb.training import corpus, openings, recipes, runs, writing
 
-    if odd := set(getattr(options, "names", ())) - set(loop.RECIPES):
-        raise ValueError(f"unknown head {min(odd)!r}: known are {', '.join(loop.RECIPES)}")
+    wanted = {name: recipes.named(name) for name in getattr(options, "names", ())}
     command = provenance.command("specnb.training")
     pair = models.load_pair(dtype=options.dtype)
     if options.what == "corpus":
@@ -64,15 +60,15 @@ def run(options: Namespace) -> None:
     elif options.what == "held-out":
         runs.write_held_out(pair, command)
     elif options.what == "train":
-        schedule = loop.Schedule(epochs=options.epochs, lr=options.lr or loop.Schedule.lr)
-        text = {"dialogues": corpus.load(corpus.FOLDER, corpus.GUIDED, shards=options.shards), "ids": runs.vocabulary()}
+        dialogues, ids = corpus.load(corpus.FOLDER, corpus.GUIDED), runs.vocabulary()
         out = options.out or heads.FOLDER
-        untrained = [name for name in options.names if options.again or not (out / f"{name}.json").exists()]
-        layers = set().union(*(loop.RECIPES[name].layers for name in untrained))
+        untrained = [name for name in wanted if options.again or not (out / f"{name}.json").exists()]
+        layers = set().union(*(wanted[name].layers for name in untrained))
         if len(layers) > 1:  # one pass of the target for all of them
-            runs.corpus_features(pair, text["dialogues"], text["ids"], sorted(layers))
-        for name in options.names:
-            runs.train(pair, name, schedule, command, **text, out=out, again=options.again)
+            most = max((wanted[name].text(dialogues) for name in untrained), key=len)
+            runs.corpus_features(pair, most, ids, sorted(layers), questions=True)
+        for name in wanted:
+            runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out, again=options.again)
     elif options.what == "ranks":
         runs.report_ranks(pair, command, folder=options.heads or heads.FOLDER, every=options.every)
     else:

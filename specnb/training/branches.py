@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from specnb import masks
 from specnb.cache import ARGUMENT
 from specnb.heads import Frozen, fingerprint
 from specnb.models import files
-from specnb.training.features import Branches, Features, cached
+from specnb.training.features import CHUNK, Branches, Features, Pieces, cached
 from specnb.tree import TokenTree
+
+NAMES = ("tokens", "parents", "soft")
 
 
 @torch.no_grad()
@@ -61,18 +64,26 @@ def compute(
     """TALF's trees (Algorithm 1, lines 1 to 5), built by the target with beam search of width k and depth 3.
 
     At each root the target's k likeliest tokens, then the k likeliest of all their successors by joint probability;
-    with the root, 1 + 2k laws to learn from. Kept in the cache, like features.
+    with the root, 1 + 2k laws to learn from. Kept in the cache in runs of CHUNK dialogues, like features, 8 · m · k ·
+    width bytes a dialogue. k = 0: roots alone.
     """
-    kept, roots = choose_roots(data, dialogues, m, seed)
-    target = [fingerprint(model), str(frozen.rows.dtype), frozen.ids.tolist()]
-    key, names = json.dumps([*target, k, kept, roots.tolist(), data.tokens.tolist()]), ("tokens", "parents", "soft")
+    (kept, roots), width = choose_roots(data, dialogues, m, seed), frozen.rows.shape[1]
+    if not k:
+        nodes = torch.zeros(len(kept), 2, m, 0, dtype=torch.int64)
+        return Branches(torch.tensor(kept), roots, nodes, nodes[:, 0], torch.zeros(len(kept), 2, m, 0, width))
+    target, chunks = [fingerprint(model), str(frozen.rows.dtype), frozen.ids.tolist()], []
+    for begin in tqdm(range(0, len(kept), CHUNK), unit="chunk", desc=f"trees, k={k}", disable=files.QUIET):
+        some = list(zip(kept[begin : begin + CHUNK], roots[begin : begin + CHUNK], strict=True))
+        texts = [(data.tokens[data.start[i] : data.start[i + 1]].tolist(), at.tolist()) for i, at in some]
+        chunks.append(cached(json.dumps([*target, k, texts]), NAMES, partial(_trees, model, frozen, data, some, k)))
+    tokens, parents = (torch.cat([chunk[name] for chunk in chunks]) for name in NAMES[:2])
+    return Branches(torch.tensor(kept), roots, tokens, parents, Pieces([chunk["soft"] for chunk in chunks]))
 
-    def trees(_) -> dict[str, Tensor]:
-        bar = tqdm(zip(kept, roots, strict=True), total=len(kept), desc=f"trees, k={k}", disable=files.QUIET)
-        found = [_tree(model, frozen, data, i, at, k) for i, at in bar]
-        return dict(zip(names, map(torch.stack, zip(*found, strict=True)), strict=True))
 
-    return Branches(torch.tensor(kept), roots, **cached(key, names, trees))
+def _trees(model, frozen, data, some: Sequence[tuple[int, Tensor]], k: int, _) -> dict[str, Tensor]:
+    """The trees of some dialogues, stacked by name."""
+    found = [_tree(model, frozen, data, i, at, k) for i, at in some]
+    return dict(zip(NAMES, map(torch.stack, zip(*found, strict=True)), strict=True))
 
 
 def _tree(model: PreTrainedModel, frozen: Frozen, data: Features, i: int, roots: Tensor, k: int) -> tuple[Tensor, ...]:

@@ -46,30 +46,8 @@ def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
 
 
-@dataclass(frozen=True, eq=False)
-class Branches:
-    """Trees of two levels of k nodes at m roots in each of B dialogues: TALF's, or any tokens of interest.
-
-    dialogues: (B,) index; roots: (B, m) rows of the roots, counted from the dialogue's start;
-    tokens: (B, 2, m, k) token ids; parents: (B, m, k) which of the first level's nodes each of the second hangs on;
-    soft: (B, 2, m, k, width) float32, the soft row of the target's law after each node.
-    """
-
-    dialogues: Tensor
-    roots: Tensor
-    tokens: Tensor
-    parents: Tensor
-    soft: Tensor
-
-    def of(self, rows: Sequence[int], device: torch.device) -> "Branches":
-        """Those of some dialogues (by index), on a device."""
-        at = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
-        parts = (self.dialogues, self.roots, self.tokens, self.parents, self.soft)
-        return Branches(*(part[at].to(device) for part in parts))
-
-
 class Pieces:
-    """(N, width) rows in pieces that stay where they are, mapped from the disk: far more of them than memory holds.
+    """(N, …) rows in pieces that stay where they are, mapped from the disk: more of them than memory holds.
 
     Read by a slice that lies in one piece, as a dialogue does, or by an index (n,) of rows.
     """
@@ -83,6 +61,29 @@ class Pieces:
         which = bisect_right(self.ends, rows.start)
         begin = self.ends[which - 1] if which else 0
         return self.pieces[which][rows.start - begin : rows.stop - begin]
+
+
+@dataclass(frozen=True, eq=False)
+class Branches:
+    """Trees of two levels of k nodes at m roots in each of B dialogues: TALF's, or any tokens of interest.
+
+    dialogues: (B,) index; roots: (B, m) rows of the roots, counted from the dialogue's start;
+    tokens: (B, 2, m, k) token ids; parents: (B, m, k) which of the first level's nodes each of the second hangs on;
+    soft: (B, 2, m, k, width) float32, the soft row of the target's law after each node.
+    k may be 0: roots alone.
+    """
+
+    dialogues: Tensor
+    roots: Tensor
+    tokens: Tensor
+    parents: Tensor
+    soft: Pieces | Tensor
+
+    def of(self, rows: Sequence[int], device: torch.device) -> "Branches":
+        """Those of some dialogues (by index), on a device."""
+        at = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
+        parts = (self.dialogues, self.roots, self.tokens, self.parents, self.soft)
+        return Branches(*(part[at].to(device) for part in parts))
 
 
 @dataclass(frozen=True, eq=False)

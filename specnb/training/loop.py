@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from tqdm.auto import tqdm
 
 from specnb.heads import Frozen
 from specnb.models import files
-from specnb.training import losses
 from specnb.training.features import Features, Pieces
 from specnb.training.losses import Batch, Loss
 
@@ -41,60 +40,6 @@ class Schedule:
     clip: float = 1.0
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A head by name: its kind, the loss, the target state it reads, and the trained head it starts from, if any.
-
-    trees: the width of the target-built trees that the loss wants, 0 for none; first: the number of dialogues used
-    (None: all), the same for all heads that go on from EAGLE, so that losses are compared and not data.
-    """
-
-    kind: str
-    loss: Loss
-    hidden_layer: int | None = None
-    count: int = 1
-    parent: str | None = None
-    trees: int = 0
-    first: int | None = None
-
-    @property
-    def layers(self) -> set[int]:
-        """The target's states that training takes: the one that is read, and the last, which is to be foretold."""
-        return set() if self.kind == "vdm" else {self.hidden_layer or -1, -1}
-
-
-def edd_recipe(layer: int | None = -4, **options) -> Recipe:
-    return Recipe("edd", partial(losses.edd_loss, layer=layer, **options), layer)
-
-
-def after_eagle(loss: Loss, trees: int = 0) -> Recipe:
-    return Recipe("eagle", loss, -1, parent="eagle", trees=trees, first=3000)
-
-
-EDD_LAYERS = (-1, -2, -8, -15, -22, -29)  # beside -4, for the paper's figure 5
-RECIPES = {
-    "vdm": Recipe("vdm", losses.vdm_loss, count=2),
-    "medusa": Recipe("medusa", losses.medusa_loss, -1, count=4),
-    "eagle": Recipe("eagle", losses.eagle_loss, -1),
-    "hass": after_eagle(losses.hass_loss),
-    "talf": after_eagle(losses.talf_loss, trees=4),
-    "talf_k2": after_eagle(losses.talf_loss, trees=2),
-    "talf_k1": after_eagle(losses.talf_loss, trees=1),
-    "eagle_more": after_eagle(losses.eagle_loss),  # the control: as many more steps of EAGLE's own loss
-    "edd": edd_recipe(),
-    "edd_no_encoding": edd_recipe(None),
-    "edd_no_kl": edd_recipe(labels=True),
-    "edd_no_random": edd_recipe(lengths=(5, 5)),
-    **{f"edd_layer{-layer}": edd_recipe(layer) for layer in EDD_LAYERS},
-}
-
-
-def described(recipe: Recipe) -> str:
-    """A recipe in words that are the same in every process: what a trained head's card is compared with."""
-    loss, options = getattr(recipe.loss, "func", recipe.loss), getattr(recipe.loss, "keywords", {})
-    return f"{loss.__name__}({options}) {replace(recipe, loss=None)}"
-
-
 def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int | None) -> Iterator[list[int]]:
     """Dialogues in batches of about equal length, up to batch_tokens padded tokens; shuffled unless epoch is None."""
     lengths = features.start.diff()
@@ -110,7 +55,7 @@ def batches(features: Features, rows: list[int], schedule: Schedule, epoch: int 
 
 
 def gather(features: Features, rows: list[int], like: Tensor) -> Batch:
-    """One right-padded batch of dialogues on a tensor's device; hidden states in its dtype, what is foretold as kept."""
+    """One right-padded batch of dialogues on a tensor's device; hidden states in its dtype, the rest as it is kept."""
     spans = [slice(int(features.start[i]), int(features.start[i + 1])) for i in rows]
 
     def pad(values: Pieces | Tensor) -> Tensor:

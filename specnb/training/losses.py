@@ -35,6 +35,11 @@ class Batch:
     def embedded(self, frozen: Frozen) -> Tensor:
         return F.embedding(self.tokens, frozen.embedding)
 
+    def below_roots(self, places: int) -> Tensor:
+        """(B, n) bool: the rows of the answer that stand so many places below a root of the dialogue's trees."""
+        at = (self.branches.roots + places).clamp_max(self.answers.shape[1] - 1)  # the last row is never one
+        return self.answers & torch.zeros_like(self.answers).scatter(1, at, True)
+
 
 def cross_entropy(h: Tensor, frozen: Frozen, soft: Tensor, mass: Tensor | None = None) -> Tensor:
     """Mean cross-entropy of draft states h (R, width) against soft rows e (R, width) that carry this much mass (R,).
@@ -149,16 +154,17 @@ def hass_loss(
 ) -> Tensor:
     """HASS: cross-entropy, regression and the teacher's ten likeliest tokens at depths 1 to 3, averaged.
 
-    Each depth is fed the draft's own features, see ``eagle_pass``; no noise is added.
+    Each depth is fed the draft's own features, see ``eagle_pass``; no noise is added. Where the dialogues carry trees,
+    depths from 2 on count below their roots only: as many drafted rows as TALF has on each level of trees of width 1.
     """
-    answers, total = batch.answers, 0.0
-    best_p = batch.best_p[answers].float()
-    top_rows = (frozen.rows[batch.best[answers]].float() * best_p[..., None]).sum(-2)  # Σ over the top ten of p(x) w_x
-    soft, mass = batch.soft[answers] + top_rows, 1 + best_p.sum(-1)
-    for out in eagle_pass(head, batch.embedded(frozen), batch.hidden[-1], depth):
-        h = out[answers]
-        near = F.smooth_l1_loss(h.float(), batch.hidden[-1][answers].float())
-        total = total + cross_entropy(h, frozen, soft, mass) + regression * near
+    best_p = batch.best_p.float()
+    top_rows = torch.einsum("bnk,bnkw->bnw", best_p, frozen.rows[batch.best].float())  # Σ over the top ten of p(x) w_x
+    soft, mass, total = batch.soft + top_rows, 1 + best_p.sum(-1), 0.0
+    for below, out in enumerate(eagle_pass(head, batch.embedded(frozen), batch.hidden[-1], depth)):
+        rows = batch.below_roots(below) if below and batch.branches else batch.answers
+        h = out[rows]
+        near = F.smooth_l1_loss(h.float(), batch.hidden[-1][rows].float())
+        total = total + cross_entropy(h, frozen, soft[rows], mass[rows]) + regression * near
     return total / depth
 
 
@@ -181,7 +187,6 @@ def edd_loss(
     batch: Batch,
     generator: torch.Generator,
     *,
-    layer: int | None = -4,
     lengths: tuple[int, int] = (5, 10),
     labels: bool = False,
 ) -> Tensor:
@@ -196,7 +201,8 @@ def edd_loss(
     offset = int(torch.randint(length, (), generator=generator))
     rows = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     block = ((rows + offset) // length * length - offset).clamp_min(0)
-    out = edd_pass(head, frozen, batch.embedded(frozen), batch.hidden[layer] if layer else None, block)
+    states = batch.hidden.get(head.layer.spec.hidden_layer)  # none for a head without encoding result
+    out = edd_pass(head, frozen, batch.embedded(frozen), states, block)
     if labels:
         return label_loss(out, frozen, batch, 1)
     return cross_entropy(out[batch.answers], frozen, batch.soft[batch.answers])

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from specnb import heads, models
 from specnb.models import files, provenance
-from specnb.training import branches, corpus, evaluation, features, loop, starts, writing
+from specnb.training import branches, corpus, evaluation, features, loop, recipes, starts, writing
 from specnb.training.writing import Dialogue
 
 VOCABULARY, VOCABULARY_SHARDS = 8192, 6
-TREE_ROOTS = 16  # TALF: target-built trees in each dialogue, the paper has one at every position
 HELD_OUT = corpus.FOLDER / "held_out.npz"
 RANKS = files.DATA / "results" / "heads_by_rank"
 REPORT = files.DATA / "results" / "heads_held_out"
@@ -51,7 +50,6 @@ def corpus_features(
 def train(
     pair: models.Pair,
     name: str,
-    schedule: loop.Schedule,
     command: str,
     *,
     dialogues: Sequence[Dialogue],
@@ -59,22 +57,23 @@ def train(
     out: Path = heads.FOLDER,
     again: bool = False,
 ) -> None:
-    """Train one head by its name in ``loop.RECIPES`` and write weights, card and learning curve to OUT/NAME.*.
+    """Train one head by its name in ``recipes`` and write weights, card and learning curve to OUT/NAME.*.
 
-    ids: the tokens it can draft, see ``vocabulary``.
+    dialogues: all there are, of which the recipe takes the first; ids: the tokens it can draft, see ``vocabulary``.
 
     Resumes a killed run from its checkpoint in the cache, and leaves a head alone that was trained on the same terms
     before (again: train it anew). A recipe with a parent starts from that head's weights in OUT, or the committed ones
     if OUT has none; others from the target's own layers.
     """
-    recipe, began = loop.RECIPES[name], time.monotonic()
+    recipe, began = recipes.named(name), time.monotonic()
+    dialogues, schedule = recipe.text(dialogues), recipe.schedule
     fingerprint = heads.fingerprint(pair.target)
     origin = out if (out / f"{recipe.parent}.json").exists() else heads.FOLDER
     parent = _parent(recipe.parent, pair, origin) if recipe.parent else None
     text = hashlib.sha256(np.concatenate([[*d.question, *d.answer] for d in dialogues]).astype(np.int32).tobytes())
     terms = {
         "head": name,
-        "recipe": loop.described(recipe),
+        "recipe": asdict(recipe),
         "schedule": asdict(schedule),
         "target": fingerprint,
         "text": text.hexdigest()[:16],
@@ -85,7 +84,6 @@ def train(
     if card.exists() and not again and _facts(card).get("terms") == terms:
         print(f"{name} is trained already on these terms: {card}")
         return
-    dialogues = dialogues[: recipe.first]
     data = corpus_features(pair, dialogues, ids, sorted(recipe.layers), questions=True)
     torch.manual_seed(schedule.seed)
     spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
@@ -93,8 +91,8 @@ def train(
     head = head.to(pair.target.device, torch.float32).train()
     if parent is None:
         starts.begin(head, pair.target, frozen, data, recipe.hidden_layer)
-    if recipe.trees:
-        trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=TREE_ROOTS)
+    if recipe.roots:
+        trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=recipe.roots)
         data = replace(data, trees=trees)
     run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
     checkpoint = files.cache_dir() / "training" / f"{name}-{run}.pt"
@@ -109,8 +107,7 @@ def train(
             "dialogues": len(dialogues),
             "answer_tokens": sum(len(d.answer) for d in dialogues),
             "question_tokens": sum(len(d.question) for d in dialogues),
-            "trees": data.trees
-            and f"{len(data.trees.dialogues)} dialogues with {TREE_ROOTS} trees of width {recipe.trees} each",
+            "with_roots": data.trees and len(data.trees.dialogues),
         },
         "steps": curve[-1]["step"],
         "best": min(curve, key=lambda row: row["validation_loss"]),

@@ -1,12 +1,14 @@
 """Fixtures: a tiny target, dialogues that it wrote, and their features."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import llama
-from tiny_heads import V
+from tiny_heads import QUICK, V
 
 from specnb import heads, models
-from specnb.training import features, runs, writing
+from specnb.training import features, recipes, runs, writing
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +43,11 @@ def ready(pair, dialogues, own_cache):
     """(frozen, features) of the tiny corpus over half of the vocabulary."""
     ids = features.vocabulary(dialogues, 16)
     return heads.Frozen.of(pair.target, ids), runs.corpus_features(pair, dialogues, ids, [-1, -4])
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Recipes for the tiny corpus: few steps, and four roots where there are some."""
+    monkeypatch.setattr(recipes.Recipe, "schedule", property(lambda recipe: replace(QUICK, seed=recipe.seed)))
+    for name, row in recipes.TABLE.items():
+        monkeypatch.setitem(recipes.TABLE, name, {**row, "roots": 4} if "roots" in row else row)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from tiny import randomise
-from tiny_heads import QUICK, V, fresh
+from tiny_heads import V, fresh
 
 from specnb import growth, heads, verifiers
 from specnb.decode import decode
@@ -82,14 +82,13 @@ def test_by_rank_is_what_drafting_does(pair, ready):
     assert (found["p_target"] <= found["confidence"] + 1e-6).all()
 
 
-def test_reports_are_recorded(pair, dialogues, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "TREE_ROOTS", 4)
+def test_reports_are_recorded(pair, dialogues, hasty, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "held_out", lambda: dialogues[:12])
     monkeypatch.setattr(evaluation, "held_out_prompts", lambda: pd.DataFrame({"set": ["a", "b"] * 6}))
     with pytest.raises(ValueError, match="holds no trained heads"):
         runs.report(pair, "test", folder=tmp_path, out=tmp_path / "report")
     for name in ("eagle", "hass", "talf", "vdm"):
-        runs.train(pair, name, QUICK, "test", dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path)
+        runs.train(pair, name, "test", dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path)
     table = runs.report(pair, "test", folder=tmp_path, out=tmp_path / "report")
     assert table["head"].tolist() == [name for name in ("eagle", "hass", "talf", "vdm") for _ in range(3)]
     assert table["set"].tolist() == ["a", "b", "all"] * 4

@@ -62,6 +62,30 @@ def test_hass_loss_is_its_definition(pair, ready):
     torch.testing.assert_close(ours, expected, rtol=2e-2, atol=1e-2)  # features are stored in bf16
 
 
+@torch.no_grad()
+def test_hass_on_roots_counts_what_is_drafted_below_them(pair, ready):
+    """Depth 1 counts at every answer row, depths 2 and 3 one and two places below a root; TALF's trees have these."""
+    frozen, data = ready
+    head, _, recipe = fresh(pair, "hass_roots")
+    randomise(head, 0.15)
+    trees = branches.compute(pair.target, frozen, data, range(6), k=0, m=4)
+    assert torch.equal(trees.roots, branches.compute(pair.target, frozen, data, range(6), k=2, m=4).roots)
+    batch, total = loop.gather(replace(data, trees=trees), [3, 5], frozen.rows), 0.0
+    law = (batch.hidden[-1] @ frozen.rows.T).softmax(-1)
+    law = law + law * (law >= law.topk(features.TOP).values[..., -1:])  # the ten likeliest count twice
+    for below, out in enumerate(losses.eagle_pass(head, batch.embedded(frozen), batch.hidden[-1], 3)):
+        terms = [
+            cross_entropy_of(out[row, t], law[row, t], frozen)
+            + 0.1 * F.smooth_l1_loss(out[row, t], batch.hidden[-1][row, t])
+            for row, t in batch.answers.nonzero().tolist()
+            if not below or t - below in batch.branches.roots[row]
+        ]
+        total += sum(terms) / len(terms) / 3
+    ours = recipe.loss(head, frozen, batch, None)
+    everywhere = losses.hass_loss(head, frozen, replace(batch, branches=None), None)
+    assert abs(ours - total) < 0.01 < 0.03 < abs(ours - everywhere)  # features are kept in bf16
+
+
 def cross_entropy_of(h, p, frozen):
     """−Σ p log q for one state, in float64."""
     return -(p.double() * F.log_softmax(h.double() @ frozen.rows.double().T, -1)).sum()
@@ -171,6 +195,7 @@ def test_trees_are_the_targets_own(pair, ready):
     frozen, data = ready
     data = replace(data, hidden={-1: torch.cat(data.hidden[-1].pieces).float()})
     k, trees = 3, branches.compute(pair.target, frozen, data, [5, 6], k=3, m=4)
+    trees = replace(trees, soft=torch.cat(trees.soft.pieces))
 
     def law(tokens) -> torch.Tensor:
         return pair.target(torch.tensor([tokens])).logits[0, -1, frozen.ids].softmax(-1)

@@ -15,19 +15,20 @@ from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.models import files
 from specnb.target import Target
-from specnb.training import branches, features, loop, runs, starts
+from specnb.training import branches, features, loop, losses, recipes, runs, starts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize(
-    "name", ["vdm", "medusa", "eagle", "hass", "talf", "edd", "edd_no_encoding", "edd_no_kl", "edd_no_random"]
+    "name",
+    ["vdm", "medusa", "eagle", "hass", "hass_roots", "talf", "edd", "edd_no_encoding", "edd_no_kl", "edd_no_random"],
 )
 def test_every_kind_learns(name, pair, ready, tmp_path):
     frozen, data = ready
     head, _, recipe = fresh(pair, name)
     longer = replace(QUICK, epochs=6, lr=3e-3)
-    if recipe.trees:
+    if recipe.roots:
         data = replace(data, trees=branches.compute(pair.target, frozen, data, range(40), k=recipe.trees, m=4))
     before = loop.validate(head, frozen, data, range(0, 40, 20), recipe.loss, longer)["validation_loss"]
     _, curve = loop.train(head, frozen, data, recipe.loss, longer, tmp_path / "c.pt")
@@ -81,7 +82,7 @@ def test_an_edd_begins_with_its_eyes_on_the_latest_state_and_on_its_block(pair, 
 def test_heads_begin_by_foretelling_the_next_state(pair, ready, name):
     """Untrained, their loss is below the plain start's, and below that of a regression on tokens in another order."""
     frozen, data = ready
-    recipe, width = loop.RECIPES[name], frozen.rows.shape[1]
+    recipe, width = recipes.named(name), frozen.rows.shape[1]
     if recipe.kind == "edd":
         data = with_something_in_common(data, width)
     wrong = replace(
@@ -99,23 +100,24 @@ def test_heads_begin_by_foretelling_the_next_state(pair, ready, name):
     assert loss(data) < loss(wrong) < loss(None)
 
 
-def test_train_by_name_writes_a_head_that_drafts(pair, dialogues, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "TREE_ROOTS", 4)
+def test_train_by_name_writes_a_head_that_drafts(pair, dialogues, hasty, tmp_path, monkeypatch):
     train = functools.partial(
         runs.train, pair, dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path / "drafts"
     )
     with pytest.raises(ValueError, match="train eagle first"):
-        train("talf", QUICK, "test")
+        train("talf", "test")
     for name in ("eagle", "hass", "talf"):
-        train(name, QUICK, "test")
+        train(name, "test")
     card = json.loads((tmp_path / "drafts" / "talf.json").read_text())
-    assert card["data"]["trees"] == "40 dialogues with 4 trees of width 4 each"
+    assert card["data"]["with_roots"] == 40
+    assert card["terms"]["recipe"]["trees"] == 4
     assert card["terms"]["parent"] == files.sha256(tmp_path / "drafts" / "eagle.safetensors")[:16]
     with monkeypatch.context() as patch:  # trained already: nothing to do; on other terms there is
         patch.setattr(loop, "train", None)
-        train("eagle", QUICK, "test")
+        train("eagle", "test")
+        patch.setitem(recipes.TABLE, "eagle", {**recipes.TABLE["eagle"], "lr": 1.0})
         with pytest.raises(TypeError):
-            train("eagle", replace(QUICK, seed=1), "test")
+            train("eagle", "test")
     drafter = TreeDrafter(heads.load_draft(tmp_path / "drafts" / "hass", pair.target), growth.chain(3))
     generation = decode(Target(pair.target), drafter, verifiers.greedy, [1, 2, 5, 3, 4], max_new_tokens=12)
     plain = pair.target.generate(torch.tensor([[1, 2, 5, 3, 4]]), max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -161,7 +163,7 @@ def test_a_killed_run_resumes_bit_for_bit(name, pair, ready, tmp_path):
 
 def test_early_stopping_resumes_alike(pair, ready, tmp_path):
     frozen, data = ready
-    recipe, hasty = loop.RECIPES["eagle"], replace(QUICK, epochs=30, patience=1, lr=0.03)
+    recipe, hasty = recipes.named("eagle"), replace(QUICK, epochs=30, patience=1, lr=0.03)
     calls = []
 
     def counted(*args):
@@ -181,7 +183,7 @@ def test_early_stopping_resumes_alike(pair, ready, tmp_path):
 def test_noise_is_part_of_what_resumes(pair, ready, tmp_path):
     """Negative control: another seed gives other weights, so the equality above says something."""
     frozen, data = ready
-    recipe = loop.RECIPES["eagle"]
+    recipe = recipes.named("eagle")
     trained = [
         loop.train(fresh(pair, "eagle")[0], frozen, data, recipe.loss, replace(QUICK, seed=s), tmp_path / f"{s}.pt")
         for s in (0, 1)
@@ -193,7 +195,7 @@ def test_noise_is_part_of_what_resumes(pair, ready, tmp_path):
 def interrupted(pair, ready, tmp_path):
     """A checkpoint of a killed run, and a function that goes on with it."""
     frozen, data = ready
-    recipe, path = loop.RECIPES["edd"], tmp_path / "c.pt"
+    recipe, path = recipes.named("edd"), tmp_path / "c.pt"
     with pytest.raises(Killed):
         loop.train(fresh(pair, "edd")[0], frozen, data, killed_at(5, recipe.loss), QUICK, path)
     assert path.exists()
@@ -207,20 +209,21 @@ def test_a_truncated_checkpoint_is_named(interrupted):
         go_on(schedule=QUICK)
 
 
-def test_a_run_on_other_terms_has_a_checkpoint_of_its_own(pair, dialogues, tmp_path, monkeypatch):
-    recipe, ids = loop.RECIPES["eagle"], features.vocabulary(dialogues, 16)
-    train = functools.partial(runs.train, pair, "eagle", command="test", dialogues=dialogues, ids=ids, out=tmp_path)
-    dying = functools.wraps(recipe.loss)(killed_at(5, recipe.loss))
+def test_a_run_on_other_terms_has_a_checkpoint_of_its_own(pair, dialogues, hasty, tmp_path, monkeypatch):
+    ids, loss = features.vocabulary(dialogues, 16), losses.eagle_loss
+    train = functools.partial(runs.train, pair, command="test", dialogues=dialogues, ids=ids, out=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(loop.RECIPES, "eagle", replace(recipe, loss=dying))
+        patch.setattr(losses, "eagle_loss", killed_at(5, loss))
         with pytest.raises(Killed):
-            train(schedule=QUICK)
+            train("eagle")
     (kept,) = (files.cache_dir() / "training").glob("*")
     before = kept.read_bytes()
-    train(schedule=replace(QUICK, seed=1))
+    train("eagle-1")
     assert kept.read_bytes() == before
-    train(schedule=QUICK)
+    train("eagle")
     assert not kept.exists()
+    weights = [(tmp_path / f"{name}.safetensors").read_bytes() for name in ("eagle", "eagle-1")]
+    assert weights[0] != weights[1]
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(interrupted, monkeypatch):
@@ -268,7 +271,7 @@ def test_hopeless_schedules_are_said(change, message, pair, ready, tmp_path):
     frozen, data = ready
     with pytest.raises(ValueError, match=message):
         loop.train(
-            fresh(pair, "edd")[0], frozen, data, loop.RECIPES["edd"].loss, replace(QUICK, **change), tmp_path / "c.pt"
+            fresh(pair, "edd")[0], frozen, data, recipes.named("edd").loss, replace(QUICK, **change), tmp_path / "c.pt"
         )
 
 

@@ -15,7 +15,7 @@ from specnb.training import __main__ as command
         (["trian"], "invalid choice: 'trian'"),
         (["train"], "the following arguments are required: NAME"),
         (["train", "eagle", "eagel"], "unknown head 'eagel': known are "),
-        (["train", "eagle", "--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["train", "eagle-one"], "unknown head 'eagle-one': known are "),
         (["report", "--head", "here", "--dtype", "bf16"], "argument --dtype: invalid choice: 'bf16'"),
     ],
 )

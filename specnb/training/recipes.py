@@ -1,0 +1,58 @@
+"""Recipes: how each head is trained, by name, from the table data/heads.toml, which says what the fields mean."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from specnb.models import files
+from specnb.training import losses
+from specnb.training.loop import Schedule
+from specnb.training.writing import Dialogue
+
+TABLE = tomllib.loads((files.DATA / "heads.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One row of the table, with a seed."""
+
+    kind: str
+    by: Mapping[str, object]
+    hidden_layer: int | None = None
+    count: int = 1
+    parent: str | None = None
+    epochs: int = 8
+    lr: float = Schedule.lr
+    tokens: int = 0
+    roots: int = 0
+    trees: int = 0
+    seed: int = 0
+
+    @property
+    def loss(self) -> losses.Loss:
+        return partial(getattr(losses, self.by["loss"]), **{name: v for name, v in self.by.items() if name != "loss"})
+
+    @property
+    def layers(self) -> set[int]:
+        """The target's states that training takes: the one that is read, and the last, which is to be foretold."""
+        return set() if self.kind == "vdm" else {self.hidden_layer or -1, -1}
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(epochs=self.epochs, lr=self.lr, seed=self.seed)
+
+    def text(self, dialogues: Sequence[Dialogue]) -> Sequence[Dialogue]:
+        """The first of these dialogues, as many as the recipe takes."""
+        ends = np.cumsum([len(dialogue.answer) for dialogue in dialogues])
+        return dialogues[: 1 + int(np.searchsorted(ends, self.tokens))] if self.tokens else dialogues
+
+
+def named(name: str) -> Recipe:
+    """A recipe by name, "edd_no_kl", or with another seed than 0, "edd_no_kl-1"; ValueError if there is none."""
+    bare, dash, seed = name.partition("-")
+    if bare not in TABLE or (dash and not seed.isdigit()):
+        raise ValueError(f"unknown head {name!r}: known are {', '.join(TABLE)}, and each with a seed, {bare}-1")
+    return Recipe(**TABLE[bare], seed=int(seed or 0))
