@@ -9,6 +9,8 @@ from copy import deepcopy
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from tiny import randomise
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -20,6 +22,7 @@ from specnb.target import Target, refusal
 from specnb.tree import TokenTree
 
 V, LENGTH = 40, 20  # tokens known, tokens written
+OLD = Version(transformers.__version__) < Version("5.23")  # 5.17 was tried: Doge is wrong there, kinds have other names
 PAGE = files.ROOT / "docs" / "architectures.md"
 SMALL = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rotary_dim": 4}
@@ -57,7 +60,7 @@ PLACES, BOTH = "it takes no position_ids", "it reads both ways"
 REFUSED = {
     "bamba": ({"mamba_n_heads": 8, "mamba_d_head": 8}, STATE), "bert ": ({"is_decoder": False}, BOTH),
     "blenderbot-small": ({}, PLACES), "bloom": ({}, PLACES), "cpmant": ({}, PLACES),
-    "deepseek_v32": (MLA, "it has layers of the kind indexed_attention"), "falcon_mamba": ({}, STATE),
+    "deepseek_v32": (MLA, "it has layers of the kind (indexed|deepseek_sparse)_attention"), "falcon_mamba": ({}, STATE),
     "falcon ": ({"head_dim": None, "alibi": True}, "ALiBi, count slots"),
     "gpt_neo": ({"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 6}, "its local layers"),
     "jamba": ({}, STATE), "lfm2": ({"layer_types": ["conv", "full_attention"]}, "it has layers of the kind conv"),
@@ -130,6 +133,10 @@ CASES += [(name, window, changes) for name, changes in WINDOWED.items() for wind
 def test_texts_are_those_of_generate(name, window, changes):
     model = tiny(name, window, **changes)
     assert (masks.layer_kinds(model) != ("full_attention",)) is (name in WINDOWED)
+    if name == "doge" and OLD:
+        with pytest.raises(ValueError, match="scores a tree unlike the tree's paths"):
+            Target(model).check()
+        return
     assert differ(model, prompt(name, window)) == []
     assert Target(model).check() < 1e-4
 
@@ -200,6 +207,7 @@ def table() -> str:
     return "\n".join(["| result | how many | model types |", "|---|---|---|", *lines])
 
 
+@pytest.mark.skipif(OLD, reason="the page says what this transformers and later ones do")
 def test_architectures_are_documented():
     before, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")
     page = before + mark + table() + "\n" + rest[rest.index("<!-- end -->") :]
