@@ -20,8 +20,7 @@ def accepted(steps: Sequence[Step]) -> np.ndarray:
 
 def drafted(steps: Sequence[Step]) -> np.ndarray:
     """(steps,) number of draft tokens per step: nodes but the root and the auxiliary ones."""
-    auxiliary = (0 if step.draft.auxiliary is None else int(step.draft.auxiliary.sum()) for step in steps)
-    return np.array([len(step.draft.tree) - 1 - a for step, a in zip(steps, auxiliary, strict=True)])
+    return np.array([sum(map(len, step.draft.candidates)) for step in steps])
 
 
 def tau(steps: Sequence[Step]) -> float:

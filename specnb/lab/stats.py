@@ -34,25 +34,23 @@ def interval(values: np.ndarray, statistic: Callable[[np.ndarray], float], *, se
     return low, high
 
 
-def _prompts(table: pd.DataFrame, value: str, apart: Callable) -> np.ndarray:
-    """A comparison of two methods by prompt: repetitions are paired with each other, their median counts."""
+def _over_prompts(name: str, statistic: Callable, apart: Callable, table: pd.DataFrame, value: str) -> dict[str, float]:
+    """A statistic of two methods' distance over prompts: repetitions are paired, and their median counts."""
     index = ["prompt", "repetition"] if "repetition" in table else ["prompt"]
     wide = table.pivot_table(index=index, columns="method", values=value, sort=False)
-    return apart(wide).dropna().groupby("prompt").median().to_numpy()
+    each = apart(wide).dropna().groupby("prompt").median().to_numpy()
+    low, high = interval(each, statistic)
+    return {name: float(statistic(each)), "low": low, "high": high, "prompts": len(each)}
 
 
 def ratio(table: pd.DataFrame, value: str, first: str, second: str) -> dict[str, float]:
     """Median over prompts of first / second, with its interval and the number of prompts that have both."""
-    each = _prompts(table, value, lambda wide: wide[first] / wide[second])
-    low, high = interval(each, np.median)
-    return {"ratio": float(np.median(each)), "low": low, "high": high, "prompts": len(each)}
+    return _over_prompts("ratio", np.median, lambda wide: wide[first] / wide[second], table, value)
 
 
 def difference(table: pd.DataFrame, value: str, first: str, second: str) -> dict[str, float]:
     """Mean over prompts of first − second, with its interval and the number of prompts that have both."""
-    each = _prompts(table, value, lambda wide: wide[first] - wide[second])
-    low, high = interval(each, np.mean)
-    return {"difference": float(np.mean(each)), "low": low, "high": high, "prompts": len(each)}
+    return _over_prompts("difference", np.mean, lambda wide: wide[first] - wide[second], table, value)
 
 
 def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
