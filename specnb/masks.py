@@ -45,9 +45,7 @@ def layer_kinds(model: nn.Module) -> tuple[str, ...]:
     config, code = model.config.get_text_config(), sys.modules[type(model).__module__]
     if found := getattr(config, "layer_types", None):
         return tuple(sorted(set(found)))
-    windowed = (
-        kind for kind, (size, applied) in WINDOWS.items() if getattr(config, size, None) and hasattr(code, applied)
-    )
+    windowed = (kind for kind, (size, rule) in WINDOWS.items() if getattr(config, size, None) and hasattr(code, rule))
     return (next(windowed, "full_attention"),)
 
 

@@ -28,12 +28,10 @@ class TokenTree:
             if not isinstance(value, Tensor):
                 object.__setattr__(self, name, torch.tensor(value, dtype=torch.int64))
             elif value.dtype != torch.int64 or value.dim() != 1:
-                raise ValueError(f"{name} must be int64 of shape (n,), got {value.dtype} {tuple(value.shape)}")
-        if len(self.tokens) != len(self.parents) or len(self.tokens) == 0:
-            raise ValueError(
-                f"tokens and parents must have the same length of at least 1, "
-                f"got {len(self.tokens)} and {len(self.parents)}"
-            )
+                raise ValueError(f"{name} must be int64 of shape (n,), got {_kind(value)}")
+        sizes = len(self.tokens), len(self.parents)
+        if sizes[0] != sizes[1] or not sizes[0]:
+            raise ValueError("tokens and parents must have the same length of at least 1, got {} and {}".format(*sizes))
         tokens, parents = self.tokens.numpy(), self.parents.numpy()
         if parents[0] != -1:
             raise ValueError(f"node 0 is the root and its parent must be -1, got {parents[0]}")
@@ -186,10 +184,7 @@ class Draft:
         if self.q is None and self.drawn is not Drawn.POINT:
             raise ValueError(f"a draft drawn {self.drawn.name} needs q, the law its children were drawn from")
         if self.q is not None and (self.q.shape[:1] != (n,) or self.q.dim() != 2 or not _wide(self.q)):
-            raise ValueError(
-                f"q must be float32 or wider of shape ({n}, V), one row per node, "
-                f"got {self.q.dtype} {tuple(self.q.shape)}"
-            )
+            raise ValueError(f"q must be float32 or wider of shape ({n}, V), one row per node, got {_kind(self.q)}")
         if self.ids is not None:
             columns = 0 if self.q is None else self.q.shape[1]
             if self.ids.dtype != torch.int64 or len(self.ids) != columns or (self.ids.diff() <= 0).any():
@@ -201,9 +196,7 @@ class Draft:
             raise ValueError(f"scores must have shape ({n},), got {tuple(self.scores.shape)}")
         if self.auxiliary is not None:
             if self.auxiliary.shape != (n,) or self.auxiliary.dtype != torch.bool:
-                raise ValueError(
-                    f"auxiliary must be bool of shape ({n},), got {self.auxiliary.dtype} {tuple(self.auxiliary.shape)}"
-                )
+                raise ValueError(f"auxiliary must be bool of shape ({n},), got {_kind(self.auxiliary)}")
             flags = self.auxiliary.tolist()
             if flags[0] or any(flags[parent] and not flags[i] for i, parent in enumerate(self.tree.parent_list) if i):
                 raise ValueError("the root, and any node with an elected child, cannot be auxiliary")
@@ -264,6 +257,10 @@ class Verdict:
     path: tuple[int, ...]
     next_token: int
     trials: tuple[Trial, ...] = ()
+
+
+def _kind(values: Tensor) -> str:
+    return f"{values.dtype} {tuple(values.shape)}"
 
 
 def _wide(values: Tensor) -> bool:

@@ -25,25 +25,18 @@ COMPARED: dict[str, Verifier] = {"token-level": verifiers.rrsw, "traversal": ver
 
 
 def compare(
-    target: Target,
-    drafter: Drafter,
-    prompt: Sequence[int],
-    *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    seed: int = 0,
+    target: Target, drafter: Drafter, prompt: Sequence[int], *, max_new_tokens: int, temperature: float = 1.0, **options
 ) -> pd.DataFrame:
     """Decode a prompt at a temperature above 0 and put every step's draft to both rules; one row per step and rule.
 
     Columns: step; rule; tau, expected tokens per step (bonus included) by ``chances``; given, the same given the
     whole tree; nodes. Text is decoded with the token-level rule, so steps begin where its steps begin. Steps whose tree
-    the end of the text would cut are left out.
+    the end of the text would cut are left out. options: others of ``decode.steps``.
     """
     if temperature <= 0 or max_new_tokens <= ROOM:
         got = temperature, max_new_tokens
         raise ValueError(f"temperature must be above 0 and max_new_tokens above {ROOM}, got {got}")
-    rows = []
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    rows, options = [], options | {"max_new_tokens": max_new_tokens, "temperature": temperature}
     for step in steps(target, drafter, verifiers.rrsw, prompt, **options):
         if max_new_tokens - (step.start - len(prompt)) <= ROOM:
             break

@@ -51,14 +51,12 @@ def law_block(
 
 
 @torch.no_grad()
-def _two_tokens(
-    model: PreTrainedModel, ids: Sequence[int], temperature: float, likely: int = 16
-) -> dict[tuple[int, int], float]:
-    """Probabilities of the likeliest tokens behind a text, and of the likeliest behind each of them."""
+def _two_tokens(model: PreTrainedModel, ids: Sequence[int], temperature: float) -> dict[tuple[int, int], float]:
+    """Probabilities of the 16 likeliest tokens behind a text with each of the 16 likeliest behind them."""
     first = Warp(temperature)(model(torch.tensor([ids], device=model.device)).logits[0, -1])
-    tokens = first.topk(likely).indices.tolist()
+    tokens = first.topk(16).indices.tolist()
     second = Warp(temperature)(model(torch.tensor([[*ids, x] for x in tokens], device=model.device)).logits[:, -1])
-    found = zip(tokens, second, second.topk(likely).indices.tolist(), strict=True)
+    found = zip(tokens, second, second.topk(16).indices.tolist(), strict=True)
     return {(x, y): float(first[x] * row[y]) for x, row, below in found for y in below}
 
 
@@ -81,7 +79,9 @@ def shapes_block(
     transformers' configurations, with model_type. Rows as of ``curves``; the draft model is called "pair", the head
     "eagle".
     """
-    large, small = (_untrained(config) for config in (target, draft))
+    configs = [AutoConfig.for_model(**settings) for settings in (target, draft)]
+    with torch.device(models.device()):
+        large, small = (AutoModelForCausalLM.from_config(c, dtype=torch.bfloat16).eval() for c in configs)
     capacity = (PREFIX + 2 * max(sizes)) if graphs else 0
     spec = heads.Spec.like(large, "eagle", hidden_layer=-1)
     head = heads.MODULES["eagle"](spec).to(large.device, large.dtype)
@@ -92,11 +92,6 @@ def shapes_block(
         "eagle": heads.draft_model(head, spec, frozen, capacity=capacity),
     }
     return curves(large, drafts, PREFIX, repetitions, sizes, graphs)
-
-
-def _untrained(config: Mapping[str, object]) -> PreTrainedModel:
-    with torch.device(models.device()):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).eval()
 
 
 def forecast(race: pd.DataFrame, curves: pd.DataFrame) -> pd.Series:

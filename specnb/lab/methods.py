@@ -121,11 +121,9 @@ def method(name: str) -> Method:
         raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained)}")
     if verifier not in verifiers.BY_NAME:
         raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(verifiers.BY_NAME)}")
+    if shape == "auto" and (drawn is not Drawn.POINT or (plus and other.split()[0] != "retrieval")):
+        raise ValueError(f"{name!r}: auto chooses nodes, it does not draw them, and takes only retrieval beside them")
     if shape == "auto":
-        if drawn is not Drawn.POINT or (plus and other.split()[0] != "retrieval"):
-            raise ValueError(
-                f"{name!r}: auto chooses nodes, it does not draw them, and takes only retrieval beside them"
-            )
         named(other or "retrieval", None)
     else:
         drafting = TreeDrafter(drafters.TableDraft(None), rule(shape), drawn)  # whether a drawn tree may grow so
@@ -154,10 +152,7 @@ def draft_model(head: str, pair: models.Pair, capacity: int = 0) -> DraftModel:
 
 
 def build(
-    made: Method,
-    pair: models.Pair,
-    loaded: DraftModel | None = None,
-    prices: tuple[Sequence[float], float] | None = None,
+    made: Method, pair: models.Pair, loaded: DraftModel | None = None, prices: tuple[Sequence, float] | None = None
 ) -> Drafter:
     """The drafter of a method of ours. loaded: its draft model, if it is there already; prices: auto's."""
     if made.alone:

@@ -28,9 +28,8 @@ def curves_block(
 ) -> list[dict[str, object]]:
     """``curves`` of a pair's target and of heads by name. graphs: whether forwards are recorded, those of heads too."""
     used, capacity = loaded(pair, dtype, packed), (prefix + 2 * max(sizes)) if graphs else 0
-    return curves(
-        used.target, {name: draft_model(name, used, capacity) for name in heads}, prefix, repetitions, sizes, graphs
-    )
+    drafts = {name: draft_model(name, used, capacity) for name in heads}
+    return curves(used.target, drafts, prefix, repetitions, sizes, graphs)
 
 
 def interpolated(curve: Curve, sizes: Sequence[int]) -> np.ndarray:

@@ -227,9 +227,8 @@ def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> tuple:
     phases = {phase: sum(step.seconds[phase] for step in done[1:]) for phase in PHASES}
     phases |= {"prefill": sum(done[0].seconds.values()), "drafting": sum(drafted.seconds[first:])}
     phases["grown"] = resident() - before  # the cache still stands
-    drafts = [step.draft for step in done]
-    riding = [0 if draft.auxiliary is None else int(draft.auxiliary.sum()) for draft in drafts]
-    shapes = [(len(draft.tree), r, max(draft.tree.depth_list)) for draft, r in zip(drafts, riding, strict=True)]
+    riding = [len(step.draft.tree) - 1 - sum(map(len, step.draft.candidates)) for step in done]
+    shapes = [(len(s.draft.tree), r, max(s.draft.tree.depth_list)) for s, r in zip(done, riding, strict=True)]
     return taken, [token for step in done for token in step.tokens], shapes, phases, drafted.sizes
 
 

@@ -62,9 +62,7 @@ def explorer(controls: Mapping[str, ipywidgets.Widget], render: Callable[..., Pi
 # ---- growth rules on a recorded step -----------------------------------------------------------------------------
 
 
-def growth_explorer(
-    tree: TokenTree, scores: Tensor, labels: Sequence[str], kind: type[Growth] = growth.DynaTree
-) -> Explorer:
+def growth_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str], kind: type = growth.DynaTree) -> Explorer:
     """A growth rule's settings as sliders on a recorded step; the tree and its cost follow.
 
     tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. kind: DynaTree (depth, branch,
