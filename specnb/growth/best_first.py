@@ -83,8 +83,7 @@ class SpecExec:
             raise ValueError(f"SpecExec's decay must lie in (0, 1], got {self.decay}")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        kept = {0, *self.finish(tree, scores)}
-        still = [node for node in kept if not tree.children[node]]
+        still = [node for node in (0, *self.finish(tree, scores)) if not tree.children[node]]
         return [(node, self.width) for node in best(still, self._weights(tree, scores), self.beam)]
 
     def _weights(self, tree: TokenTree, scores: Tensor) -> Tensor:

@@ -262,16 +262,14 @@ def at_least_one(rule: object, *names: str) -> None:
             raise ValueError(f"{type(rule).__name__}'s {name} must be at least 1, got {getattr(rule, name)}")
 
 
-def _paths(text: str) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(map(int, path)) for path in text.split())
+def _shape(text: str) -> Static:
+    return Static(tuple(tuple(map(int, path)) for path in text.split()))
 
 
 # Public static trees, as lists of rank paths. EAGLE-1's default has 25 nodes although its name says 63; Medusa's
 # (vicuna-7b, MC-Sim) has 63 and is a product tree: entry j at depth d is the j-th best token of head d.
-EAGLE_25 = Static(_paths("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"))
-MEDUSA_63 = Static(
-    _paths(
-        "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 "
-        "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
-    )
+EAGLE_25 = _shape("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001")
+MEDUSA_63 = _shape(
+    "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 "
+    "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
 )

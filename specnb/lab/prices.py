@@ -88,10 +88,8 @@ def predicted(race: pd.DataFrame, target: Curve, drafts: Mapping[str, Curve], *,
     """
     at = ["prompt", "repetition"] if "repetition" in race else ["prompt"]
     owner = {name: head_of(name) for name in race["method"].unique()}
-    drafted = [
-        forwards(spelt, drafts[owner[name]]) if owner[name] else 0.0
-        for name, spelt in zip(race["method"], race["frontiers"], strict=True)
-    ]
+    runs = zip(map(owner.get, race["method"]), race["frontiers"], strict=True)
+    drafted = [forwards(spelt, drafts[head]) if head else 0.0 for head, spelt in runs]
     found = race.assign(**{"target s": [forwards(spelt, target) for spelt in race["trees"]], "draft s": drafted})
     plain = found[found["method"] == "generate"].set_index(at)
     places = pd.MultiIndex.from_frame(race[at]) if len(at) > 1 else pd.Index(race["prompt"])

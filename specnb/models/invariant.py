@@ -91,12 +91,11 @@ class Invariant:
     """
 
     def __init__(self, model: PreTrainedModel, *, rows: int = 8, depth: int = 16):
+        kind = model.config.model_type
         if masks.layer_kinds(model) != ("full_attention",):
-            raise ValueError(f"invariant forwards see all that is committed: a {model.config.model_type} has windows")
+            raise ValueError(f"invariant forwards see all that is committed: a {kind} has windows")
         if any(name.endswith("experts") for name, _ in model.named_modules()):
-            raise ValueError(
-                f"an expert has as many rows as tokens choose it: a {model.config.model_type} is not dense"
-            )
+            raise ValueError(f"an expert has as many rows as tokens choose it: a {kind} is not dense")
         self.model, self.rows, self.depth = model, rows, depth
 
     def empty(self) -> TreeCache:

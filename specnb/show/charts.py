@@ -98,9 +98,8 @@ def ranked(table: pd.DataFrame, value: str, label: str, kind: str | None = None,
     return ax
 
 
-def draw_reliability(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def draw_reliability(table: pd.DataFrame, *, ax: Axes) -> Axes:
     """``heads.reliability`` against the diagonal: dots by bin, their area by the number of tokens in it."""
-    ax = ax or plt.subplots(figsize=(5.5, 5), layout="constrained")[1]
     ax.plot([0, 1], [0, 1], ls="--", lw=1, color=INK, label="calibrated")
     ax.vlines(table["confidence"], table["confidence"], table["accuracy"], color=COLOURS["rejected"], lw=2, label="gap")
     size = 30 + 300 * table["count"] / table["count"].max()

@@ -15,8 +15,7 @@ def code(obj) -> str:
     (node,) = ast.parse(text).body
     lines = text.splitlines()
     if ast.get_docstring(node, clean=False) is not None:
-        first = node.body[0]
-        del lines[first.lineno - 1 : first.end_lineno]
+        del lines[node.body[0].lineno - 1 : node.body[0].end_lineno]
     return "\n".join(lines).strip("\n")
 
 
