@@ -124,8 +124,7 @@ def steps(
                 raise RuntimeError(f"this {type(one).__name__} has begun another generation: make one for each")
         with clock("draft"):  # a step commits accepted + 1 tokens: deeper nodes could never be used
             draft = drafter.propose(draft_coins, max_new_tokens - len(new) - 1)
-        if draft.tree.token_list[0] != (last := (new or prompt)[-1]):
-            root = draft.tree.token_list[0]
+        if (root := draft.tree.token_list[0]) != (last := (new or prompt)[-1]):
             raise ValueError(f"a draft hangs off the last committed token, {last}; its root is {root} ({drafter!r})")
         with clock("target"):
             scores = target.forward(draft.tree)

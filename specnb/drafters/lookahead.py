@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Reader, Rows, cut, path, size
+from specnb.drafters.pools import GramPool, Reader, Rows, cut, size, trie_of
 from specnb.growth import at_least_one
 from specnb.sampling import likeliest
 from specnb.tree import Draft
@@ -53,7 +53,7 @@ class LookaheadDrafter(Reader):
         rows = Rows(self.text[-1])
         candidates = cut(self.pool.get(self.text[-1]), max_depth)
         rows.add_trie(candidates, 0)
-        column = [0, *rows.add_trie(path(self.levels[0]), 0)]  # the last row of every column
+        column = [0, *rows.add_trie(trie_of(self.levels[:1]), 0)]  # the last row of every column
         for level in self.levels[1:]:
             column = [rows.add(token, above) for token, above in zip(level, column, strict=True)]
         self.last = column[1:] if len(self.levels) == 1 else column

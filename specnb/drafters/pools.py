@@ -50,11 +50,6 @@ def trie_of(paths: Iterable[Sequence[int]]) -> Trie:
     return trie
 
 
-def path(tokens: Sequence[int]) -> Trie:
-    """The trie of a single path."""
-    return trie_of([tokens])
-
-
 def subtrees(trie: Trie) -> Iterator[tuple[int, Trie]]:
     """Every node's token with the trie below it, parents before children."""
     for token, below in trie.items():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specnb.drafters import textbook
-from specnb.drafters.pools import Reader, Rows, Trie, TriePool, cut, path, size, subtrees
+from specnb.drafters.pools import Reader, Rows, Trie, TriePool, cut, size, subtrees, trie_of
 from specnb.growth import at_least_one
 from specnb.sampling import Warp, likeliest
 from specnb.tree import Draft
@@ -66,7 +66,7 @@ class ProgressiveDrafter(Reader):
         for token in tokens:
             self.text = [*self.text, token][-self.depth - 1 :]
             if self.from_prompt and len(self.text) > self.depth:
-                self.pool.add(self.text[0], path(self.text[1:]))
+                self.pool.add(self.text[0], trie_of([self.text[1:]]))
         self.root = self.text[-1]
 
     def propose(self, coins, max_depth) -> Draft:

@@ -17,7 +17,6 @@ from specnb.tree import Draft, TokenTree
 
 MOST = 50  # places of a context that are counted, evenly spaced among all
 TOP = 8  # continuations of a context that are kept
-CORPUS = files.DATA / "corpus"
 SHARDS = 11  # of the corpus in the store: it stays the same while the corpus grows
 
 
@@ -44,7 +43,7 @@ class Datastore:
         self.keys, self.order = keys[self.order], self.order + 1  # places of what comes next
 
     @classmethod
-    def of_corpus(cls, folder: Path = CORPUS, shards: int = SHARDS) -> "Datastore":
+    def of_corpus(cls, folder: Path = files.DATA / "corpus", shards: int = SHARDS) -> "Datastore":
         """What the embedded target wrote for the training of the heads; no evaluation prompt is among it."""
         entries = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["shards"][:shards]
         return cls(np.concatenate([np.load(folder / entry["file"])["tokens"] for entry in entries]))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from specnb.drafters.pools import GramPool, Reader, Rows, Trie, absorb, cut, path, size, trie_of
+from specnb.drafters.pools import GramPool, Reader, Rows, Trie, absorb, cut, size, trie_of
 from specnb.growth import at_least_one
 from specnb.sampling import likeliest
 from specnb.tree import Draft
@@ -84,7 +84,7 @@ class SelfDrafter(Reader):
             absorb(known, self.corpus.get(self.text))
         candidates = cut(known, max_depth)
         rows.add_trie(candidates, 0)
-        self.last = [[0, *rows.add_trie(path([*prefix, *levels]), 0)][-1] for prefix, levels in self.columns]
+        self.last = [[0, *rows.add_trie(trie_of([[*prefix, *levels]]), 0)][-1] for prefix, levels in self.columns]
         return rows.draft(size(candidates))
 
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:

@@ -223,8 +223,7 @@ class LayerGain:
         at_least_one(self, "k", "depth")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        deepest = tree.depth_list[-1]
-        level = last_level(tree)
+        deepest, level = tree.depth_list[-1], last_level(tree)
         worth = [node for node, chance in zip(level, scores[level].tolist(), strict=True) if chance >= self.node]
         if deepest >= self.depth or (deepest and self._gain(tree, scores, level, worth) < self.call):
             return []

@@ -100,8 +100,7 @@ def told(wanted: Experiment, table: pd.DataFrame) -> None:
 
 def price(options: argparse.Namespace) -> pd.DataFrame:
     """Cost curves of the target's forwards and of heads', behind a prefix; recorded and shown."""
-    settings = {"heads": options.heads, "prefix": options.prefix, "pair": options.pair, "dtype": options.dtype}
-    settings |= {"packed": options.packed, "repetitions": options.repetitions}
+    settings = {name: getattr(options, name) for name in ("heads", "prefix", "pair", "dtype", "packed", "repetitions")}
     return measured(Experiment("", "curves", settings=settings), options)
 
 

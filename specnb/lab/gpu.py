@@ -87,10 +87,8 @@ def shapes_block(
     head = heads.MODULES["eagle"](spec).to(large.device, large.dtype)
     frozen = heads.Frozen.of(large, torch.arange(min(ROWS, large.config.vocab_size)))
     recorded = Graphs(small, capacity=capacity) if graphs else None
-    drafts = {
-        "pair": CausalLMDraft(small, vocabulary=large.config.vocab_size, graphs=recorded),
-        "eagle": heads.draft_model(head, spec, frozen, capacity=capacity),
-    }
+    pair = CausalLMDraft(small, vocabulary=large.config.vocab_size, graphs=recorded)
+    drafts = {"pair": pair, "eagle": heads.draft_model(head, spec, frozen, capacity=capacity)}
     return curves(large, drafts, PREFIX, repetitions, sizes, graphs)
 
 

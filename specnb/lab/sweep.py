@@ -61,7 +61,8 @@ def run(
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
-            _mend(file)
+            if file.exists():  # a kill may have left a torn last line
+                os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             done = _latest(file)
             here = provenance.processor()
             if others := {line["processor"] for line in done.values()} - {here}:
@@ -137,12 +138,6 @@ def _latest(file: Path) -> dict[str, dict]:
         if line["key"] not in found or line["rows"]:
             found[line["key"]] = line
     return found
-
-
-def _mend(file: Path) -> None:
-    """Cut off a torn last line, which a kill has left."""
-    if file.exists():
-        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
 
 def _append(file: Path, line: dict) -> None:

@@ -17,8 +17,7 @@ def check(draft: Draft, p: Tensor) -> None:
     if p.dim() != 2 or len(p) not in (n, draft.candidate_rows) or not p.is_floating_point() or p.dtype.itemsize < 4:
         short = f" or ({draft.candidate_rows}, V)" if draft.candidate_rows < n else ""
         raise ValueError(f"p must be float32 or wider of shape ({n}, V){short}, got {p.dtype} {tuple(p.shape)}")
-    if max(draft.tree.token_list) >= p.shape[1]:
-        bad = max(draft.tree.token_list)
+    if (bad := max(draft.tree.token_list)) >= p.shape[1]:
         raise ValueError(f"the draft holds token id {bad}, the target's vocabulary ends at {p.shape[1] - 1}")
     if draft.ids is not None and int(draft.ids[-1]) >= p.shape[1]:
         raise ValueError(f"the draft's ids reach {draft.ids[-1]}, the target's vocabulary ends at {p.shape[1] - 1}")

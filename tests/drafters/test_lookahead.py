@@ -43,7 +43,7 @@ def test_lookahead_pools_columns_and_shifts():
     logits[drafter.last, [3, 13, 23]] = 1
     drafter.observe(draft, (), 5, {}, logits)
     assert [drafter.pool.get(key) for key in (9, 10, 20)] == [
-        pools.path(p) for p in ((1, 2, 3), (11, 12, 13), (21, 22, 23))
+        pools.trie_of([p]) for p in ((1, 2, 3), (11, 12, 13), (21, 22, 23))
     ]
     assert drafter.levels == [[11, 21], [2, 12, 22], [3, 13, 23]]
 

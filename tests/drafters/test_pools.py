@@ -48,8 +48,8 @@ def test_size_depth_cut_and_subtrees(trie, most):
 
 
 def test_path_is_a_trie_of_one_path():
-    assert pools.path((5, 6, 5)) == {5: {6: {5: {}}}}
-    assert pools.path(()) == {}
+    assert pools.trie_of([(5, 6, 5)]) == {5: {6: {5: {}}}}
+    assert pools.trie_of([()]) == {}
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), tries), max_size=30), st.integers(1, 8), st.integers(1, 4))
