@@ -13,15 +13,16 @@ KINDS = {
     "vdm": ("vdm", None, 2),
     "medusa": ("medusa", -1, 4),
     "eagle": ("eagle", -1, 1),
+    "eagle3": ("eagle3", None, 1, (-3, -2, -1)),
     "edd": ("edd", -2, 1),
     "edd without encoding": ("edd", None, 1),
 }
 
 
-def make(model, kind: str, hidden_layer=None, count: int = 1):
+def make(model, kind: str, hidden_layer=None, count: int = 1, fused=()):
     """A random head of one kind beside a model, (head, spec, frozen), in the model's dtype."""
     torch.manual_seed(7)
-    spec = heads.Spec.like(model, kind, hidden_layer=hidden_layer, count=count)
+    spec = heads.Spec.like(model, kind, hidden_layer=hidden_layer, count=count, fused=fused)
     head = heads.MODULES[kind](spec)
     return randomise(head, 0.2).eval(), spec, heads.Frozen.of(model, IDS)
 
@@ -35,15 +36,18 @@ def trained_logits(head, spec, frozen, model, tokens: list[int], root: int, pois
     ids = torch.tensor([tokens])
     states = model.base_model(ids, output_hidden_states=True).hidden_states
     embedded, depth = frozen.embedding[ids], len(tokens) - root
-    state = None if spec.hidden_layer is None else states[spec.hidden_layer].clone()
-    if state is not None:
+    seen = [states[layer].clone() for layer in spec.layers]
+    for state in seen:
         state[:, root:] += poison
+    state = seen[0] if seen else None
     if spec.kind == "vdm":
         out = losses.vdm_pass(head, frozen, embedded)[0, -1]
     elif spec.kind == "medusa":
         out = head(state[0, root - 1] if root else torch.zeros(spec.width))[depth - 1]
     elif spec.kind == "eagle":
         out = losses.eagle_pass(head, embedded, state, depth)[-1][0, -1]
+    elif spec.kind == "eagle3":
+        out = frozen.norm(losses.eagle_pass(head, embedded, head.fuse(seen), depth)[-1][0, -1])
     else:
         block = torch.arange(len(tokens)).clamp_max(root)  # the tree's block begins at its root
         out = losses.edd_pass(head, frozen, embedded, state, block)[0, -1]
@@ -86,7 +90,7 @@ def fresh(pair: models.Pair, name: str) -> tuple[torch.nn.Module, heads.Spec, re
     """An untrained head by a recipe's name, its spec and the recipe."""
     recipe = recipes.named(name)
     torch.manual_seed(3)
-    spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
+    spec = recipe.spec(pair.target)
     head = heads.MODULES[recipe.kind](spec)
     starts.from_target(head, pair.target)
     return head, spec, recipe

@@ -38,7 +38,7 @@ def draft_model(head: nn.Module, spec: Spec, frozen: Frozen, *, packed: bool = F
     elif spec.kind == "medusa":
         model, width = nn.Sequential(head, output_layer(frozen)), None
     else:
-        model, width = HeadModel(head, frozen, frozen.norm if spec.kind == "edd" else nn.Identity()), spec.width
+        model, width = HeadModel(head, frozen), head.layer.q_proj.in_features
     model = pack(model.eval()) if packed else model.eval()
     if spec.kind == "medusa":
         return MedusaDraft(model, spec, frozen)
@@ -57,7 +57,7 @@ class HeadDraft:
 
     def __init__(self, forwards: DraftForwards | nn.Module, spec: Spec, frozen: Frozen):
         self.forwards, self.frozen, self.ids, self.layer = forwards, frozen, frozen.ids.cpu(), spec.hidden_layer
-        self.hidden_layers = () if self.layer is None else (self.layer,)
+        self.hidden_layers = spec.layers
         self.nothing = frozen.embedding.new_zeros(1, spec.width)  # the state before the first token
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
@@ -67,14 +67,18 @@ class HeadDraft:
 
 
 class EagleDraft(HeadDraft):
-    """EAGLE's drafting (also HASS's and TALF's): rows of committed tokens carry the target's features, drafted
-    tokens the feature the draft itself predicted at their parent. The root's row is a committed one."""
+    """EAGLE's drafting (also HASS's, TALF's and EAGLE-3's): rows of committed tokens carry the target's features,
+    drafted tokens the feature the draft itself predicted at their parent. The root's row is a committed one."""
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         self.forwards.begin()
         self.features: dict[int, Tensor] = {}  # expanded node → the feature predicted there
         self.unseen = list(prefix)  # committed tokens whose rows have not been fed, root last …
-        self.before = torch.cat([self.nothing, hidden.get(self.layer, self.nothing[:0])])  # … the states before
+        self.before = torch.cat([self.nothing, self._features(hidden)] if hidden else [self.nothing])  # … those before
+
+    @torch.no_grad()
+    def _features(self, hidden: dict[int, Tensor]) -> Tensor:
+        return self.forwards.model.head.fuse([hidden[layer] for layer in self.hidden_layers])
 
     @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
@@ -95,7 +99,7 @@ class EagleDraft(HeadDraft):
         return self.forwards.model.head.rows(self._embed(tokens), before)
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        states, fed = hidden[self.layer], not self.unseen
+        states, fed = self._features(hidden), not self.unseen
         self.forwards.commit(())
         self.before = states if fed else torch.cat([self.before, states])
         self.unseen += [*(tree.token_list[node] for node in path), next_token]

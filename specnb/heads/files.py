@@ -72,7 +72,8 @@ def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Fro
         )
     tensors = load_tensors(data)
     ids = tensors.pop("ids").long()
-    spec = Spec(**{f.name: facts["spec"][f.name] for f in fields(Spec)})
+    given = {"fused": (), **facts["spec"]}  # heads of the first generations do not say it
+    spec = Spec(**{f.name: given[f.name] for f in fields(Spec)} | {"fused": tuple(given["fused"])})
     head = MODULES[spec.kind](spec)
     head.load_state_dict(tensors)
     return exact_rotation(head.to(model.device, model.dtype)).eval(), spec, Frozen.of(model, ids)

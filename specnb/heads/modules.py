@@ -3,7 +3,7 @@
 Heads reuse the target's embedding, final norm and output rows (``Frozen``), and predict a reduced vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +19,10 @@ from specnb.cache import ARGUMENT
 
 @dataclass(frozen=True)
 class Spec:
-    """What a head is made of. kind: vdm, medusa, eagle or edd; hidden_layer: the target's state it reads, if any.
+    """What a head is made of. kind: vdm, medusa, eagle, eagle3 or edd; hidden_layer: the target's state it reads.
 
     hidden_layer counts from the end as in transformers' hidden_states: -1 is the last, after the final norm.
-    count: number of decoder layers (vdm) or of heads (medusa).
+    count: number of decoder layers (vdm) or of heads (medusa). fused: the states that an eagle3 reads, instead of one.
     """
 
     kind: str
@@ -35,14 +35,20 @@ class Spec:
     epsilon: float
     hidden_layer: int | None = None
     count: int = 1
+    fused: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's states it reads."""
+        return self.fused if self.hidden_layer is None else (self.hidden_layer,)
 
     @classmethod
-    def like(cls, model: PreTrainedModel, kind: str, *, hidden_layer: int | None = None, count: int = 1) -> "Spec":
-        """A head with the proportions of the target's own layers.
+    def like(cls, model: PreTrainedModel, kind: str, **reads) -> "Spec":
+        """A head with the proportions of the target's own layers; reads: hidden_layer, count and fused.
 
         An edd has as many key heads as query heads, though the target may share them: what it learns of the target's
         states passes through its keys and values alone. A vdm's layers have half of the target's inner width, so that
-        two of them are no larger than another head.
+        two of them are no larger than another head, and an eagle3, whose layer reads two states, two thirds of it.
         """
         config = model.config.get_text_config()
         heads = config.num_attention_heads
@@ -55,25 +61,27 @@ class Spec:
             attention_heads=heads,
             key_heads=keys or heads,
             head_width=width or config.hidden_size // heads,
-            mlp=config.intermediate_size // (2 if kind == "vdm" else 1),
+            mlp=config.intermediate_size * {"vdm": 3, "eagle3": 4}.get(kind, 6) // 6,
             theta=float(theta),
             epsilon=getattr(config, "rms_norm_eps", 1e-5),
-            hidden_layer=hidden_layer,
-            count=count,
+            **reads,
         )
 
 
 class Layer(nn.Module):
-    """One Llama decoder layer, opened up: keys and values come out, and go in as the caller has arranged them."""
+    """One Llama decoder layer, opened up: keys and values come out, and go in as the caller has arranged them.
 
-    def __init__(self, spec: Spec, *, input_norm: bool = True):
+    parts: how many vectors side by side a row consists of, of which the last is what the layer adds to.
+    """
+
+    def __init__(self, spec: Spec, input_norm: nn.Module | None = None, parts: int = 1):
         super().__init__()
         self.spec = spec
         queries, keys = spec.attention_heads * spec.head_width, spec.key_heads * spec.head_width
-        self.input_layernorm = LlamaRMSNorm(spec.width, spec.epsilon) if input_norm else nn.Identity()
-        self.q_proj = nn.Linear(spec.width, queries, bias=False)
-        self.k_proj = nn.Linear(spec.width, keys, bias=False)
-        self.v_proj = nn.Linear(spec.width, keys, bias=False)
+        self.input_layernorm = input_norm or LlamaRMSNorm(spec.width, spec.epsilon)
+        self.q_proj = nn.Linear(parts * spec.width, queries, bias=False)
+        self.k_proj = nn.Linear(parts * spec.width, keys, bias=False)
+        self.v_proj = nn.Linear(parts * spec.width, keys, bias=False)
         self.o_proj = nn.Linear(queries, spec.width, bias=False)
         self.post_attention_layernorm = LlamaRMSNorm(spec.width, spec.epsilon)
         self.gate_proj = nn.Linear(spec.width, spec.mlp, bias=False)
@@ -81,12 +89,12 @@ class Layer(nn.Module):
         self.down_proj = nn.Linear(spec.mlp, spec.width, bias=False)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """x: (B, n, width), positions: (n,) or (B, n) → keys and values, (B, key_heads, n, head_width) each."""
+        """x: (B, n, parts · width), positions: (n,) or (B, n) → keys and values, (B, key_heads, n, head_width) each."""
         x = self.input_layernorm(x)
         return self._rotate(self._split(self.k_proj(x)), positions), self._split(self.v_proj(x))
 
     def forward(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """x: (B, n, width) attends to (B, key_heads, m, head_width) keys under a bool mask; (B, n, width).
+        """x: (B, n, parts · width) attends to (B, key_heads, m, head_width) keys under a bool mask; (B, n, width).
 
         mask: broadcastable to (B, heads, n, m), bool (True where a query may look) or additive; None is causal, n = m.
         """
@@ -94,7 +102,7 @@ class Layer(nn.Module):
         seen = F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
-        x = x + self.o_proj(seen.transpose(1, 2).flatten(2))
+        x = x[..., -self.spec.width :] + self.o_proj(seen.transpose(1, 2).flatten(2))
         inner = self.post_attention_layernorm(x)
         return x + self.down_proj(F.silu(self.gate_proj(inner)) * self.up_proj(inner))
 
@@ -119,11 +127,48 @@ class Eagle(nn.Module):
     def __init__(self, spec: Spec):
         super().__init__()
         self.fc = nn.Linear(2 * spec.width, spec.width)
-        self.layer = Layer(spec, input_norm=False)
+        self.layer = Layer(spec, nn.Identity())
+
+    def fuse(self, states: Sequence[Tensor]) -> Tensor:
+        """The feature is the target's last state."""
+        return states[0]
 
     def rows(self, embedded: Tensor, features: Tensor) -> Tensor:
         """(..., width) embedded tokens and the features before them → (..., width) rows."""
         return self.fc(torch.cat([embedded, features], -1))
+
+
+class Eagle3(nn.Module):
+    """EAGLE-3 (Li et al. 2025): a row is a token beside a feature fused of several of the target's states.
+
+    Below the root the draft's own output stands in the feature's place, before the final norm, and the layer adds to
+    it; it attends by token and feature, each with a norm of its own.
+    """
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.fc = nn.Linear(len(spec.fused) * spec.width, spec.width, bias=False)
+        self.layer = Layer(spec, Halves(spec), parts=2)
+
+    def fuse(self, states: Sequence[Tensor]) -> Tensor:
+        """(..., width) states of the layers in spec.fused → (..., width) features."""
+        return self.fc(torch.cat(list(states), -1))
+
+    def rows(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """(..., width) embedded tokens and the features before them → (..., 2 · width) rows."""
+        return torch.cat([embedded, features], -1)
+
+
+class Halves(nn.Module):
+    """A norm for each half of a row."""
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.token, self.feature = (LlamaRMSNorm(spec.width, spec.epsilon) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        token, feature = x.chunk(2, -1)
+        return torch.cat([self.token(token), self.feature(feature)], -1)
 
 
 class Edd(nn.Module):
@@ -175,7 +220,8 @@ class Vdm(nn.Module):
         )
 
 
-MODULES = {"vdm": Vdm, "medusa": Medusa, "eagle": Eagle, "edd": Edd}
+MODULES = {"vdm": Vdm, "medusa": Medusa, "eagle": Eagle, "eagle3": Eagle3, "edd": Edd}
+NORMED = ("eagle3", "edd")  # kinds whose states pass the target's final norm before its output rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,14 +250,12 @@ def output_layer(frozen: Frozen) -> nn.Linear:
 
 
 class HeadModel(nn.Module):
-    """An Eagle or Edd head over rows that are vectors, called as transformers' models are, with a cache of one layer.
+    """A head of one layer over rows that are vectors, called as transformers' models are, with a cache."""
 
-    norm: what stands before the output rows.
-    """
-
-    def __init__(self, head: Eagle | Edd, frozen: Frozen, norm: Callable[[Tensor], Tensor]):
+    def __init__(self, head: Eagle | Eagle3 | Edd, frozen: Frozen):
         super().__init__()
-        self.head, self.output, self.norm = head, output_layer(frozen), (norm,)  # not a module of its own
+        self.head, self.output = head, output_layer(frozen)
+        self.norm = (frozen.norm if head.layer.spec.kind in NORMED else nn.Identity(),)  # not a module of its own
 
     def forward(
         self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None, logits_to_keep: int = 0,

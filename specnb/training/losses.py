@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specnb import masks
-from specnb.heads import Eagle, Edd, Frozen, Medusa, Vdm
+from specnb.heads import Eagle, Eagle3, Edd, Frozen, Medusa, Vdm
 from specnb.training.features import Branches
 
 
@@ -59,19 +59,23 @@ def shifted(x: Tensor, by: int = 1) -> Tensor:
     return F.pad(x, (0, 0, by, 0))[:, : x.shape[1]]
 
 
-def eagle_pass(head: Eagle, embedded: Tensor, features: Tensor, depth: int) -> list[Tensor]:
+def eagle_pass(
+    head: Eagle | Eagle3, embedded: Tensor, features: Tensor, depth: int, *, through: bool = False
+) -> list[Tensor]:
     """Draft features at depths 1 to depth, (B, n, width) each: EAGLE's training pass, then HASS's context alignment.
 
     At depth j row t is fed its own draft's feature of row t − 1; it attends to target features up to row t − j + 1
     and to the draft's of forward 2, …, j on the diagonals behind them, just as in a chain drafted from root t − j + 1.
-    Gradients do not flow from one depth to the one before. HASS (Zhang et al. 2025), section 3.2.
+    Gradients do not flow from one depth to the one before, unless they are let through, as EAGLE-3's are. HASS (Zhang
+    et al. 2025), section 3.2.
     """
     n = embedded.shape[1]
     places = torch.arange(n, device=embedded.device)
     back = places[:, None] - places[None, :]  # (n, n): how far behind a query its key stands
     keys, values, out = [], [], []
     for j in range(1, depth + 1):
-        x = head.rows(embedded, shifted(out[-1].detach() if out else features))
+        fed = features if not out else out[-1] if through else out[-1].detach()
+        x = head.rows(embedded, shifted(fed))
         key, value = head.layer.keys_values(x, places)
         keys, values = [*keys, key], [*values, value]
         mask = torch.cat([back >= j - 1, *(back == j - i for i in range(2, j + 1))], 1) if j > 1 else None
@@ -166,6 +170,21 @@ def hass_loss(
         near = F.smooth_l1_loss(h.float(), batch.hidden[-1][rows].float())
         total = total + cross_entropy(h, frozen, soft[rows], mass[rows]) + regression * near
     return total / depth
+
+
+def eagle3_loss(
+    head: Eagle3, frozen: Frozen, batch: Batch, generator: torch.Generator, *, depth: int = 7, decay: float = 0.8
+) -> Tensor:
+    """EAGLE-3's training-time test: Σ over depths j of 0.8^(j − 1) · KL to the target (up to its constant), weighed.
+
+    No feature is foretold. The authors' code trains output rows and final norm, too; ours are the target's, frozen.
+    """
+    features = head.fuse([batch.hidden[layer] for layer in head.layer.spec.fused])
+    total, weights, soft = 0.0, [decay**j for j in range(depth)], batch.soft[batch.answers]
+    outs = eagle_pass(head, batch.embedded(frozen), features, depth, through=True)
+    for weight, out in zip(weights, outs, strict=True):
+        total = total + weight * cross_entropy(frozen.norm(out[batch.answers]), frozen, soft)
+    return total / sum(weights)
 
 
 def talf_loss(head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Generator) -> Tensor:

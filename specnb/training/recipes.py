@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from transformers import PreTrainedModel
 
+from specnb.heads import Spec
 from specnb.models import files
 from specnb.training import losses
 from specnb.training.loop import Schedule
@@ -22,6 +24,7 @@ class Recipe:
     kind: str
     by: Mapping[str, object]
     hidden_layer: int | None = None
+    fused: Sequence[int] = ()
     count: int = 1
     parent: str | None = None
     epochs: int = 8
@@ -37,8 +40,13 @@ class Recipe:
 
     @property
     def layers(self) -> set[int]:
-        """The target's states that training takes: the one that is read, and the last, which is to be foretold."""
-        return set() if self.kind == "vdm" else {self.hidden_layer or -1, -1}
+        """The target's states that training takes: those that are read, and the last, which is to be foretold."""
+        return set() if self.kind == "vdm" else {self.hidden_layer or -1, *self.fused, -1}
+
+    def spec(self, model: PreTrainedModel) -> Spec:
+        """What its head is made of, beside this target."""
+        reads = {"hidden_layer": self.hidden_layer, "count": self.count, "fused": tuple(self.fused)}
+        return Spec.like(model, self.kind, **reads)
 
     @property
     def schedule(self) -> Schedule:

@@ -81,16 +81,16 @@ def train(
         "parent": recipe.parent and files.sha256(origin / f"{recipe.parent}.safetensors")[:16],
     }
     card = out / f"{name}.json"
-    if card.exists() and not again and _facts(card).get("terms") == terms:
+    if card.exists() and not again and _facts(card).get("terms") == json.loads(json.dumps(terms)):
         print(f"{name} is trained already on these terms: {card}")
         return
     data = corpus_features(pair, dialogues, ids, sorted(recipe.layers), questions=True)
     torch.manual_seed(schedule.seed)
-    spec = heads.Spec.like(pair.target, recipe.kind, hidden_layer=recipe.hidden_layer, count=recipe.count)
+    spec = recipe.spec(pair.target)
     frozen, head = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec)
     head = head.to(pair.target.device, torch.float32).train()
     if parent is None:
-        starts.begin(head, pair.target, frozen, data, recipe.hidden_layer)
+        starts.begin(head, pair.target, frozen, data)
     if recipe.roots:
         trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=recipe.roots)
         data = replace(data, trees=trees)
@@ -153,7 +153,7 @@ def held_out(file: Path = HELD_OUT) -> list[Dialogue]:
 def _loaded(pair: models.Pair, paths: Sequence[Path]) -> Iterator[tuple]:
     """Heads with the features of the held-out text: (head, spec, frozen, features) each."""
     dialogues, loaded = held_out(), [heads.load(path, pair.target) for path in paths]
-    layers = sorted({spec.hidden_layer for _, spec, _ in loaded} - {None})  # one pass of the target for all of them
+    layers = sorted({layer for _, spec, _ in loaded for layer in spec.layers})  # one pass of the target for all
     for head, spec, frozen in loaded:
         yield head, spec, frozen, corpus_features(pair, dialogues, frozen.ids.cpu(), layers)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.heads import Eagle, Edd, Frozen, Spec, Vdm
+from specnb.heads import Eagle, Eagle3, Edd, Frozen, Spec, Vdm
 from specnb.training.features import Features
 
 SAMPLE = 60_000  # tokens that means and maps are taken from
@@ -28,7 +28,7 @@ def from_target(head: nn.Module, model: PreTrainedModel) -> None:
             ours.load_state_dict(_narrowed(theirs.state_dict(), len(ours.mlp.gate_proj.weight)))
     if isinstance(head, Edd):
         _copy(head.layer, layers[-1])
-    if isinstance(head, Eagle):
+    if isinstance(head, Eagle | Eagle3):
         for part in (head.layer.o_proj.weight, head.layer.down_proj.weight):
             part.zero_()
 
@@ -50,39 +50,42 @@ def _copy(layer: nn.Module, theirs: nn.Module) -> None:
     layer.load_state_dict({name: found[name] for name in layer.state_dict()})
 
 
-def begin(head: nn.Module, model: PreTrainedModel, frozen: Frozen, data: Features, hidden_layer: int | None) -> None:
-    """All that a new head is given before the first step; data and hidden_layer as for ``look``."""
+def begin(head: nn.Module, model: PreTrainedModel, frozen: Frozen, data: Features) -> None:
+    """All that a new head is given before the first step; data: features of the text that is trained on."""
     from_target(head, model)
     if isinstance(head, Edd):
-        look(head, frozen, data, hidden_layer)
-    if isinstance(head, Eagle):
+        look(head, frozen, data)
+    if isinstance(head, Eagle | Eagle3):
         foretell(head, frozen, data)
 
 
 @torch.no_grad()
-def foretell(head: Eagle, frozen: Frozen, data: Features) -> None:
-    """EAGLE's fc begins as the ridge regression of a token's feature on its embedding and the feature before it."""
-    rows = _sample(data)
-    features = data.hidden[-1]
-    x = torch.cat([_embedded(frozen, data, rows), features[rows - 1].to(frozen.rows.device).float()], 1)
-    y = features[rows].to(x)
-    scale = x.std(0) + 1e-6
-    weight = _ridge((x - x.mean(0)) / scale, y - y.mean(0)) / scale[:, None]  # (2 · width, width)
+def foretell(head: Eagle | Eagle3, frozen: Frozen, data: Features) -> None:
+    """The fc begins as a ridge regression: EAGLE's of a token's feature on its embedding and the feature before it,
+    EAGLE-3's, which has no bias and knows no token, of the next state before its final norm on the states it fuses."""
+    rows, plain = _sample(data), isinstance(head, Eagle)
+    parts = [_embedded(frozen, data, rows)] if plain else []
+    parts += [data.hidden[layer][rows - 1].to(frozen.rows.device).float() for layer in head.layer.spec.layers]
+    x = torch.cat(parts, 1)
+    y = data.hidden[-1][rows].to(x) / (1 if plain else frozen.norm.weight.float())
+    scale, middle = x.std(0) + 1e-6, (x.mean(0) * plain, y.mean(0) * plain)
+    weight = _ridge((x - middle[0]) / scale, y - middle[1]) / scale[:, None]  # (inputs, width)
     head.fc.weight.copy_(weight.T)
-    head.fc.bias.copy_(y.mean(0) - x.mean(0) @ weight)
+    if plain:
+        head.fc.bias.copy_(middle[1] - middle[0] @ weight)
 
 
 @torch.no_grad()
-def look(head: Edd, frozen: Frozen, data: Features, hidden_layer: int | None) -> None:
+def look(head: Edd, frozen: Frozen, data: Features) -> None:
     """Turn half of the attention heads to the latest state, half to the row's own token; the MLP adds nothing yet.
 
-    data: features of the text that is trained on, with the states of this layer and of the last; None: an edd without
-    states looks at tokens only. Among normed rows x, w_q · x is about 1 for embedded tokens, w_k · x about 1 for the
+    data: features of the text that is trained on, with the states it reads and the last ones; an edd without states
+    looks at tokens only. Among normed rows x, w_q · x is about 1 for embedded tokens, w_k · x about 1 for the
     rows that a head looks at and 0 for others, so that queries and keys are fixed vectors, turned by their positions:
     scores fall with the distance. Values and output are the ridge regression of the target's next state before its
     final norm on both kinds of row, at the rank that the heads have, for states one and two places old.
     """
-    layer, spec = head.layer, head.layer.spec
+    layer, spec, hidden_layer = head.layer, head.layer.spec, head.layer.spec.hidden_layer
     rows = _sample(data)
     old = torch.randint(1, 3, (len(rows),), generator=torch.Generator().manual_seed(1))
     embedded = _embedded(frozen, data, rows)

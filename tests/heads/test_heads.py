@@ -81,7 +81,9 @@ def test_cached_drafting_equals_the_training_pass(kind, prompt):
     assert compared.worst < 1e-4
 
 
-@pytest.mark.parametrize(("kind", "of_the_prompt"), {"vdm": 1, "eagle": 1, "edd": 0, "edd without encoding": 0}.items())
+@pytest.mark.parametrize(
+    ("kind", "of_the_prompt"), {"vdm": 1, "eagle": 1, "eagle3": 1, "edd": 0, "edd without encoding": 0}.items()
+)
 def test_recorded_drafting_equals_the_training_pass(kind, of_the_prompt):
     """Nothing of the model runs then but the prompt's forward; EDD's soft prompt is made of keys and values alone."""
     calls = []
@@ -106,13 +108,13 @@ def stuck(inner):
     graphs.score = lambda cache, rows, *rest: kept.setdefault(rows.shape[1], score(cache, rows, *rest))
 
 
-@pytest.mark.parametrize("kind", ["vdm", "eagle", "edd"])
+@pytest.mark.parametrize("kind", ["vdm", "eagle", "eagle3", "edd"])
 def test_replays_that_do_not_change_are_noticed(kind):
     assert drafted(kind, capacity=64, break_it=stuck).worst > 1e-3
 
 
 @pytest.mark.parametrize("family", [qwen2, gpt_neox])
-@pytest.mark.parametrize("kind", ["eagle", "edd"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "edd"])
 def test_heads_stand_beside_any_family(kind, family):
     assert drafted(kind, family()).worst < 1e-4
 
@@ -137,12 +139,14 @@ def root_feature(inner):
     inner.expand = broken
 
 
-@pytest.mark.parametrize(("kind", "fault"), [("edd", shift_positions), ("eagle", root_feature)])
+@pytest.mark.parametrize(
+    ("kind", "fault"), [("edd", shift_positions), ("eagle", root_feature), ("eagle3", root_feature)]
+)
 def test_the_comparison_catches_faults(kind, fault):
     assert drafted(kind, break_it=fault).worst > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "edd"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "edd"])
 def test_states_that_do_not_exist_yet_are_not_looked_at(kind):
     """Bar 4: target states from the root on may be anything, in training as in drafting."""
     assert drafted(kind, poison=100.0).worst < 1e-4
@@ -164,8 +168,8 @@ def test_nothing_at_or_after_the_predicted_token_is_seen(kind):
             return [losses.vdm_pass(head, frozen, embedded)]
         if kind == "medusa":
             return list(head(states).unbind(2))
-        if kind == "eagle":
-            return losses.eagle_pass(head, embedded, states, 3)
+        if kind in ("eagle", "eagle3"):
+            return losses.eagle_pass(head, embedded, head.fuse([states] * len(spec.layers)), 3)
         return [losses.edd_pass(head, frozen, embedded, states if spec.hidden_layer else None, block)]
 
     before = outputs(ids, states)
@@ -173,7 +177,7 @@ def test_nothing_at_or_after_the_predicted_token_is_seen(kind):
         other, moved = ids.clone(), states.clone()
         other[:, row + 1 :] = (other[:, row + 1 :] + 1) % VOCABULARY
         moved[:, row + 1 :] += 5
-        if kind == "eagle":
+        if kind in ("eagle", "eagle3"):
             moved[:, row] += 5  # the feature at t already holds the target's law of token t + 1
         if kind == "edd":
             moved[:, int(block[row]) :] += 5  # no state of the current block

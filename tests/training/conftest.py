@@ -45,6 +45,12 @@ def ready(pair, dialogues, own_cache):
     return heads.Frozen.of(pair.target, ids), runs.corpus_features(pair, dialogues, ids, [-1, -4])
 
 
+@pytest.fixture(autouse=True)
+def few_layers(monkeypatch):
+    """The tiny target has no layers as deep as those that EAGLE-3 fuses."""
+    monkeypatch.setitem(recipes.TABLE, "eagle3", {**recipes.TABLE["eagle3"], "fused": [-4, -1]})
+
+
 @pytest.fixture
 def hasty(monkeypatch):
     """Recipes for the tiny corpus: few steps, and four roots where there are some."""

@@ -22,7 +22,19 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 @pytest.mark.parametrize(
     "name",
-    ["vdm", "medusa", "eagle", "hass", "hass_roots", "talf", "edd", "edd_no_encoding", "edd_no_kl", "edd_no_random"],
+    [
+        "vdm",
+        "medusa",
+        "eagle",
+        "eagle3",
+        "hass",
+        "hass_roots",
+        "talf",
+        "edd",
+        "edd_no_encoding",
+        "edd_no_kl",
+        "edd_no_random",
+    ],
 )
 def test_every_kind_learns(name, pair, ready, tmp_path):
     frozen, data = ready
@@ -70,7 +82,7 @@ def test_an_edd_begins_with_its_eyes_on_the_latest_state_and_on_its_block(pair, 
         block, latest = looked(*case)
         assert block < 0.8
         assert latest < 0.4
-    starts.look(head, frozen, data, recipe.hidden_layer)
+    starts.look(head, frozen, data)
     for case in cases:
         block, latest = looked(*case)
         assert block > 0.9
@@ -78,23 +90,24 @@ def test_an_edd_begins_with_its_eyes_on_the_latest_state_and_on_its_block(pair, 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["eagle", "edd", "edd_no_encoding"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "edd", "edd_no_encoding"])
 def test_heads_begin_by_foretelling_the_next_state(pair, ready, name):
-    """Untrained, their loss is below the plain start's, and below that of a regression on tokens in another order."""
+    """Untrained, their loss is below the plain start's, and below that of a regression on rows in another order."""
     frozen, data = ready
     recipe, width = recipes.named(name), frozen.rows.shape[1]
     if recipe.kind == "edd":
         data = with_something_in_common(data, width)
-    wrong = replace(
-        data, tokens=data.tokens[torch.randperm(len(data.tokens), generator=torch.Generator().manual_seed(1))]
-    )
+    other = torch.randperm(len(data.tokens), generator=torch.Generator().manual_seed(1))
+    wrong = replace(data, tokens=data.tokens[other])
+    if recipe.kind == "eagle3":  # begins without a look at tokens
+        wrong = replace(data, hidden={layer: states[other] for layer, states in data.hidden.items()})
 
     def loss(start_from: features.Features | None) -> float:
         head, _, _ = fresh(pair, name)
-        if start_from is not None and recipe.kind == "eagle":
-            starts.foretell(head, frozen, start_from)
+        if start_from is not None and recipe.kind == "edd":
+            starts.look(head, frozen, start_from)
         elif start_from is not None:
-            starts.look(head, frozen, start_from, recipe.hidden_layer)
+            starts.foretell(head, frozen, start_from)
         return loop.validate(head, frozen, data, range(40), recipe.loss, QUICK)["validation_loss"]
 
     assert loss(data) < loss(wrong) < loss(None)
@@ -141,7 +154,7 @@ def killed_at(step: int, loss):
     return wrapped
 
 
-@pytest.mark.parametrize("name", ["eagle", "edd", "vdm"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "edd", "vdm"])
 def test_a_killed_run_resumes_bit_for_bit(name, pair, ready, tmp_path):
     """Bar 6: killed at any step or validation, again and again, the weights and the curve come out the same."""
     frozen, data = ready
