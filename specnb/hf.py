@@ -5,8 +5,14 @@ from dataclasses import asdict
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import (
+    BaseStreamer,
+    GenerateDecoderOnlyOutput,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from specnb.cache import ARGUMENT
 from specnb.decode import Drafter, Verifier, steps
@@ -31,7 +37,14 @@ def speculative(drafter: Drafter, verifier: Verifier, *, streamer: BaseStreamer 
     processors other than ``warp_of`` takes: their effect on a tree would not be the one they have on a text.
     """
 
-    def custom_generate(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+    def custom_generate(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
         _check(input_ids, generation_config, model_kwargs)
         warp = warp_of(generation_config, logits_processor)
         ids = input_ids

@@ -132,7 +132,9 @@ def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Seque
     return tokens
 
 
-def draw_rows(laws: Tensor, counts: Sequence[int], drawn: Drawn, coins: Coins) -> tuple[np.ndarray, ...]:
+def draw_rows(
+    laws: Tensor, counts: Sequence[int], drawn: Drawn, coins: Coins
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """``draw`` for each of (m, V) laws and m counts: every child's row, token and probability, read at once."""
     if drawn is Drawn.POINT:
         top = laws.topk(min(max(counts), laws.shape[1]))

@@ -96,11 +96,18 @@ class Target:
         if why := refusal(model):
             raise ValueError(f"no trees with a {model.config.model_type} model ({type(model).__name__}): {why}")
         self.model, self.window, self.graphs = model, window, graphs
-        self.vocabulary, self.context = model.config.get_text_config().vocab_size, context_length(model)
         self.windowed = masks.layer_kinds(model) != ("full_attention",)
         self.hidden_layers = tuple(hidden_layers)
         self.cache, self.evict = TreeCache(), None
         self.tree: TokenTree | None = None  # scored, waiting for commit
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.get_text_config().vocab_size
+
+    @property
+    def context(self) -> int:
+        return context_length(self.model)
 
     def prefill(self, tokens: Sequence[int]) -> dict[int, Tensor]:
         """Start over with these tokens in the cache (the prompt without its last token; may be empty).

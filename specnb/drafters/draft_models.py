@@ -113,7 +113,9 @@ class CausalLMDraft:
 
     hidden_layers, max_depth = (), None
 
-    def __init__(self, model: PreTrainedModel, vocabulary: int | None = None, ids: Tensor | None = None, graphs=None):
+    def __init__(
+        self, model: PreTrainedModel, *, vocabulary: int | None = None, ids: Tensor | None = None, graphs=None
+    ):
         if why := refusal(model):
             raise ValueError(f"no tree can be drafted by a {model.config.model_type} model: {why}")
         self.model, self.forwards = model, DraftForwards(model, graphs)

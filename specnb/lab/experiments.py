@@ -95,7 +95,12 @@ EXPERIMENTS = {name: Experiment(name, **row) for name, row in TABLE.items()}
 
 
 def record(
-    name: str, only: Sequence[str] = (), folder: Path = RESULTS, executor: Executor | None = None, retry: bool = False
+    name: str,
+    *,
+    only: Sequence[str] = (),
+    folder: Path = RESULTS,
+    executor: Executor | None = None,
+    retry: bool = False,
 ) -> pd.DataFrame:
     """Record what an experiment lacks; the table of all its blocks. only: prompts, by ``prompts.chosen``."""
     wanted = EXPERIMENTS[check(name)]

@@ -250,7 +250,7 @@ def rules_block(
     (``chain_table``). "vct", whose 363 nodes no other rule wants, has a recording of its own.
     """
     found = loaded(pair, "float32")
-    ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found, 0)
+    ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found)
     written = generate(found, ids, length, whole=True)
     named = {name: methods.rule(name) for name in rules}
     shared = {name: rule for name, rule in named.items() if name != "vct"}

@@ -81,23 +81,26 @@ def so_far(words: str, steps: Sequence[Step], marked: str, pieces: Pieces) -> st
     return f'<div style="{TEXT_STYLE}">{words}<div>{"…" * (len(tokens) > 60)}{text}{marked}</div></div>'
 
 
-def ranked(table: pd.DataFrame, value: str, label: str, kind: str, *, ax: Axes | None = None) -> Axes:
+def ranked(table: pd.DataFrame, value: str, label: str, kind: str | None = None, *, ax: Axes | None = None) -> Axes:
     """Horizontal bars of a table's values, largest first, one colour and hatch per kind (a column of up to five)."""
     ax = ax or plt.subplots(figsize=(11, 0.42 * len(table) + 1.2))[1]
     table = table.sort_values(value, ascending=False, ignore_index=True)
-    for name, (colour, hatch, _) in kinds(table[kind]).items():
-        part = table[value][table[kind] == name]
+    of = table[kind] if kind else pd.Series("", table.index)
+    for name, (colour, hatch, _) in kinds(of).items():
+        part = table[value][of == name]
         bars = ax.barh(part.index, part, 0.7, color=colour, hatch=hatch, edgecolor="white", lw=0, label=name)
         ax.bar_label(bars, fmt=" {:.3f}", fontsize=13)
     ax.set_yticks(range(len(table)), table[label])
     ax.set(xlim=(0, 1.12 * table[value].max()), xlabel=value)
     ax.invert_yaxis()
-    ax.legend(loc="lower right", title=kind, frameon=True, framealpha=1, edgecolor="none")
+    if kind:
+        ax.legend(loc="lower right", title=kind, frameon=True, framealpha=1, edgecolor="none")
     return ax
 
 
-def draw_reliability(table: pd.DataFrame, *, ax: Axes) -> Axes:
+def draw_reliability(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """``heads.reliability`` against the diagonal: dots by bin, their area by the number of tokens in it."""
+    ax = ax or plt.subplots(figsize=(5.5, 5), layout="constrained")[1]
     ax.plot([0, 1], [0, 1], ls="--", lw=1, color=INK, label="calibrated")
     ax.vlines(table["confidence"], table["confidence"], table["accuracy"], color=COLOURS["rejected"], lw=2, label="gap")
     size = 30 + 300 * table["count"] / table["count"].max()

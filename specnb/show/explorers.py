@@ -1,12 +1,14 @@
-"""Explorers: plain ipywidgets over pure functions that return a PNG.
+"""Explorers: plain ipywidgets over pure functions that return a PNG; each can also render its stills without a kernel.
 
 ``explorer(controls, render)`` carries all of them. Its box has ``controls``, a namespace of the sliders, readout and
-image. Explorers of exact laws are in ``laws``, of PTD's growing tree in ``growing``.
+image, and ``stills(name=values, …)``, the pictures at chosen settings. Explorers of exact laws are in ``laws``, of
+PTD's growing tree in ``growing``.
 """
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import ipywidgets
@@ -32,6 +34,18 @@ RING = {"marker": "o", "ms": 16, "mfc": "none", "mec": INK, "mew": 2}
 class Explorer(ipywidgets.VBox):
     """Controls over a picture: see ``explorer``."""
 
+    def stills(self, **axes: Sequence) -> Iterator[tuple[dict, Picture]]:
+        """(settings, picture) for all combinations of the given controls' values; the others stay as they are now.
+
+        Raises KeyError on an unknown control.
+        """
+        now = {name: getattr(self.controls, name).value for name in self.names}
+        if unknown := set(axes) - set(now):
+            raise KeyError(f"no control {unknown.pop()!r}: there are {', '.join(now)}")
+        for values in product(*axes.values()):
+            settings = now | dict(zip(axes, values, strict=True))
+            yield settings, self.render(**settings)
+
 
 def explorer(controls: Mapping[str, ipywidgets.Widget], render: Callable[..., Picture], *, row: int = 2) -> Explorer:
     """Controls by name, ``row`` of them in a row, over the picture render(**values); its words or an error's above."""
@@ -55,14 +69,16 @@ def explorer(controls: Mapping[str, ipywidgets.Widget], render: Callable[..., Pi
     placed = list(controls.values())
     rows = [ipywidgets.HBox(placed[i : i + row]) for i in range(0, len(placed), row)]
     box = Explorer([*rows, readout, image])
-    box.controls = SimpleNamespace(**controls, image=image, readout=readout)
+    box.controls, box.names, box.render = SimpleNamespace(**controls, image=image, readout=readout), [*controls], render
     return box
 
 
 # ---- growth rules on a recorded step -----------------------------------------------------------------------------
 
 
-def growth_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str], kind: type = growth.DynaTree) -> Explorer:
+def growth_explorer(
+    tree: TokenTree, scores: Tensor, labels: Sequence[str], kind: type[Growth] = growth.DynaTree
+) -> Explorer:
     """A growth rule's settings as sliders on a recorded step; the tree and its cost follow.
 
     tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. kind: DynaTree (depth, branch,

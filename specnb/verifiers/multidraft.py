@@ -30,8 +30,10 @@ def k_seq(p: Tensor, q: Tensor, coins: Coins, *, k: int = 2) -> Elected:
     low, high = 1.0, float(k)
     for _ in range(60):  # 1 − (1 − β)^k − ρ β falls as ρ grows
         middle = (low + high) / 2
-        short = 1 - (1 - beta(middle)) ** k > middle * beta(middle)
-        low, high = (middle, high) if short else (low, middle)
+        if 1 - (1 - beta(middle)) ** k > middle * beta(middle):
+            low = middle
+        else:
+            high = middle
     kept = torch.minimum(p / high, q)
     for _ in range(k):
         x = coins.choose(q)

@@ -63,7 +63,10 @@ def one_hot(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
                 return child, None
             struck.append(draft.tree.token_list[child])
             left -= mass
-        law = p[node].double().index_fill(0, torch.tensor(struck, dtype=torch.int64, device=p.device), 0.0)
+        law = p[node].double()
+        if struck:
+            law = law.clone()
+            law[struck] = 0
         return None, coins.choose(torch.where(law.any(), law, p[node]))
 
     chance = probabilities(draft, p)

@@ -310,8 +310,9 @@ def test_trends_show_the_table():
             draw(many, "x", "y", "k")
 
 
-def test_bars_of_one_kind_have_one_colour():
-    table = pd.DataFrame({"name": ["a", "b", "c"], "value": [1.0, 3.0, 2.0], "kind": "one"})
-    ax = show.ranked(table, "value", "name", "kind")
+def test_bars_of_one_kind_have_one_colour_and_no_legend():
+    table = pd.DataFrame({"name": ["a", "b", "c"], "value": [1.0, 3.0, 2.0]})
+    ax = show.ranked(table, "value", "name")
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "c", "a"]
     assert len({bar.get_facecolor() for bar in ax.patches}) == 1
+    assert ax.get_legend() is None

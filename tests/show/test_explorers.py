@@ -47,6 +47,7 @@ def test_an_explorer_redraws_when_a_control_changes():
     assert (controls.image.value, controls.readout.value) == (picture(20), "<b>one</b>")
     controls.words.value = "two"
     assert (controls.image.value, controls.readout.value) == (picture(20), "<b>two</b>")
+    assert box.names == ["red", "words"]
     assert controls.red.continuous_update is False  # a drag draws once
     assert controls.red.description == "red"
 
@@ -82,7 +83,27 @@ def test_controls_stand_in_rows_over_words_and_picture(row, rows):
     assert (readout, image) == (box.controls.readout, box.controls.image)
 
 
-# ---- every widget, and values for some of its controls
+def test_stills_are_all_combinations():
+    box = simple()
+    found = list(box.stills(red=[1, 2], words=["one", "two"]))
+    assert [tuple(settings.values()) for settings, _ in found] == list(product((1, 2), ("one", "two")))
+    assert found[1] == ({"red": 1, "words": "two"}, shade(1, "two"))
+    assert box.controls.red.value == 10  # nothing was moved
+
+
+def test_stills_leave_the_other_controls_where_they_are():
+    box = simple()
+    box.controls.words.value = "two"
+    assert [settings for settings, _ in box.stills(red=[3])] == [{"red": 3, "words": "two"}]
+    assert list(box.stills()) == [({"red": 10, "words": "two"}, shade(10, "two"))]
+
+
+def test_stills_of_an_unknown_control_name_the_known_ones():
+    with pytest.raises(KeyError, match="no control 'blue': there are red, words"):
+        list(simple().stills(blue=[1]))
+
+
+# ---- every widget, and what its stills are asked for
 
 SWEEP = pd.DataFrame(list(product((3, 4, 5), (2, 3), (0.01, 0.1))), columns=["depth", "branch", "threshold"])
 SWEEP["speed"] = SWEEP["depth"] + SWEEP["branch"] * SWEEP["threshold"]
@@ -164,14 +185,15 @@ WIDGETS = {
 
 
 @pytest.mark.parametrize("name", WIDGETS)
-def test_every_combination_of_controls_has_its_own_picture(name):
+def test_stills_are_what_the_sliders_show(name):
     make, axes = WIDGETS[name]
-    controls, seen = make().controls, set()
-    for values in product(*axes.values()):
-        for control, value in zip(axes, values, strict=True):
-            getattr(controls, control).value = value
-        image = bytes(controls.image.value)
+    box, seen = make(), set()
+    for settings, found in list(box.stills(**axes)):
+        for control in axes:
+            getattr(box.controls, control).value = settings[control]
+        image, words = found if isinstance(found, tuple) else (found, "")
         assert image.startswith(b"\x89PNG")
+        assert (box.controls.image.value, box.controls.readout.value) == (image, words)
         seen.add(image)
     assert len(seen) == np.prod([len(values) for values in axes.values()])
 
