@@ -221,7 +221,6 @@ class Vdm(nn.Module):
 
 
 MODULES = {"vdm": Vdm, "medusa": Medusa, "eagle": Eagle, "eagle3": Eagle3, "edd": Edd}
-NORMED = ("eagle3", "edd")  # kinds whose states pass the target's final norm before its output rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +240,10 @@ class Frozen:
         ids = ids.to(output.device)
         return cls(model.get_input_embeddings().weight.detach(), final_norm(model), ids, output[ids].contiguous())
 
+    def before_rows(self, kind: str) -> nn.Module:
+        """What states of a one-layer head of this kind pass before the output rows."""
+        return self.norm if kind in ("eagle3", "edd") else nn.Identity()
+
 
 def output_layer(frozen: Frozen) -> nn.Linear:
     """The target's output rows of the reduced vocabulary, (V_d, width), as a layer."""
@@ -255,7 +258,7 @@ class HeadModel(nn.Module):
     def __init__(self, head: Eagle | Eagle3 | Edd, frozen: Frozen):
         super().__init__()
         self.head, self.output = head, output_layer(frozen)
-        self.norm = (frozen.norm if head.layer.spec.kind in NORMED else nn.Identity(),)  # not a module of its own
+        self.norm = (frozen.before_rows(head.layer.spec.kind),)  # not a module of its own
 
     def forward(
         self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None, logits_to_keep: int = 0,

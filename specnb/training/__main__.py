@@ -62,11 +62,11 @@ def run(options: Namespace) -> None:
     elif options.what == "train":
         dialogues, ids = corpus.load(corpus.FOLDER, corpus.GUIDED), runs.vocabulary()
         out = options.out or heads.FOLDER
-        untrained = [name for name in wanted if options.again or not (out / f"{name}.json").exists()]
-        layers = set().union(*(wanted[name].layers for name in untrained))
-        if len(layers) > 1:  # one pass of the target for all of them
-            most = max((wanted[name].text(dialogues) for name in untrained), key=len)
-            runs.corpus_features(pair, most, ids, sorted(layers), questions=True)
+        untrained = [recipe for name, recipe in wanted.items() if options.again or not (out / f"{name}.json").exists()]
+        for tokens in {recipe.tokens for recipe in untrained}:  # one pass of the target for all heads on one text
+            alike = [recipe for recipe in untrained if recipe.tokens == tokens]
+            layers = set().union(*(recipe.layers for recipe in alike))
+            runs.corpus_features(pair, alike[0].text(dialogues), ids, sorted(layers), questions=True)
         for name in wanted:
             runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out, again=options.again)
     elif options.what == "ranks":

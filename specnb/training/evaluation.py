@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from specnb import models
-from specnb.heads import NORMED, Frozen, Spec
+from specnb.heads import Frozen, Spec
 from specnb.models import files, prompts
 from specnb.training import loop, losses, writing
 from specnb.training.branches import choose_roots, score
@@ -60,8 +60,7 @@ def matches(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, de
         out = [losses.shifted(states[:, :, d - 1], d) for d in range(1, min(depth, spec.count) + 1)]
     elif spec.kind in ("eagle", "eagle3"):
         features = head.fuse([batch.hidden[layer] for layer in spec.layers])
-        norm = frozen.norm if spec.kind in NORMED else nn.Identity()
-        out = [norm(states) for states in losses.eagle_pass(head, embedded, features, depth)]
+        out = [frozen.before_rows(spec.kind)(states) for states in losses.eagle_pass(head, embedded, features, depth)]
     else:
         rows = torch.arange(n, device=embedded.device)
         prompt = None if spec.hidden_layer is None else batch.hidden[spec.hidden_layer]

@@ -63,4 +63,10 @@ def named(name: str) -> Recipe:
     bare, dash, seed = name.partition("-")
     if bare not in TABLE or (dash and not seed.isdigit()):
         raise ValueError(f"unknown head {name!r}: known are {', '.join(TABLE)}, and each with a seed, {bare}-1")
-    return Recipe(**TABLE[bare], seed=int(seed or 0))
+    return Recipe(**_row(bare), seed=int(seed or 0))
+
+
+def _row(name: str) -> dict[str, object]:
+    """A row of the table on top of the one it is like."""
+    row = dict(TABLE[name])
+    return _row(row.pop("like")) | row if "like" in row else row

@@ -80,8 +80,8 @@ def train(
         "ids": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:16],
         "parent": recipe.parent and files.sha256(origin / f"{recipe.parent}.safetensors")[:16],
     }
-    card = out / f"{name}.json"
-    if card.exists() and not again and _facts(card).get("terms") == json.loads(json.dumps(terms)):
+    card, spelt = out / f"{name}.json", json.dumps(terms)
+    if card.exists() and not again and _facts(card).get("terms") == json.loads(spelt):
         print(f"{name} is trained already on these terms: {card}")
         return
     data = corpus_features(pair, dialogues, ids, sorted(recipe.layers), questions=True)
@@ -94,7 +94,7 @@ def train(
     if recipe.roots:
         trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=recipe.roots)
         data = replace(data, trees=trees)
-    run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
+    run = hashlib.sha256(spelt.encode()).hexdigest()[:8]
     checkpoint = files.cache_dir() / "training" / f"{name}-{run}.pt"
     head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint)
     facts = {

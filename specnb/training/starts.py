@@ -63,16 +63,16 @@ def begin(head: nn.Module, model: PreTrainedModel, frozen: Frozen, data: Feature
 def foretell(head: Eagle | Eagle3, frozen: Frozen, data: Features) -> None:
     """The fc begins as a ridge regression: EAGLE's of a token's feature on its embedding and the feature before it,
     EAGLE-3's, which has no bias and knows no token, of the next state before its final norm on the states it fuses."""
-    rows, plain = _sample(data), isinstance(head, Eagle)
-    parts = [_embedded(frozen, data, rows)] if plain else []
-    parts += [data.hidden[layer][rows - 1].to(frozen.rows.device).float() for layer in head.layer.spec.layers]
-    x = torch.cat(parts, 1)
-    y = data.hidden[-1][rows].to(x) / (1 if plain else frozen.norm.weight.float())
-    scale, middle = x.std(0) + 1e-6, (x.mean(0) * plain, y.mean(0) * plain)
-    weight = _ridge((x - middle[0]) / scale, y - middle[1]) / scale[:, None]  # (inputs, width)
+    rows = _sample(data)
+    before = [data.hidden[layer][rows - 1].to(frozen.rows.device).float() for layer in head.layer.spec.layers]
+    y = data.hidden[-1][rows].to(before[0])
+    if isinstance(head, Eagle3):
+        head.fc.weight.copy_(_even_ridge(torch.cat(before, 1), y / frozen.norm.weight.float()).T)
+        return
+    x = torch.cat([_embedded(frozen, data, rows), *before], 1)
+    weight = _even_ridge(x - x.mean(0), y - y.mean(0))  # (2 · width, width)
     head.fc.weight.copy_(weight.T)
-    if plain:
-        head.fc.bias.copy_(middle[1] - middle[0] @ weight)
+    head.fc.bias.copy_(y.mean(0) - x.mean(0) @ weight)
 
 
 @torch.no_grad()
@@ -132,6 +132,12 @@ def _ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
     """(a, b) weights of the ridge regression of y (n, b) on x (n, a), without intercept."""
     gram = x.T @ x / len(x)
     return torch.linalg.solve(gram + strength * gram.diagonal().mean() * torch.eye(len(gram)).to(x), x.T @ y / len(x))
+
+
+def _even_ridge(x: Tensor, y: Tensor) -> Tensor:
+    """The same with columns of x brought to one spread, so that the ridge weighs alike on all of them."""
+    scale = x.std(0) + 1e-6
+    return _ridge(x / scale, y) / scale[:, None]
 
 
 def _falling(spec: Spec, *, slope: float, steep: int, first: int) -> Tensor:
