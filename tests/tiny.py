@@ -1,15 +1,30 @@
-"""Tiny random models of three families, and random trees: what engine tests run on."""
+"""Tiny random models of three families, a tokenizer of bytes, and random trees: what engine tests run on."""
 
 from collections.abc import Sequence
 
 import torch
 from hypothesis import strategies as st
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer, decoders
+from tokenizers import models as vocabularies
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from specnb.decode import Step
 from specnb.tree import TokenTree
 
 VOCABULARY = 50
+TEMPLATE = (
+    "{% for turn in messages %}<user>{{ turn['content'] }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
 COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -37,17 +52,34 @@ def near_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
     return copy
 
 
-def qwen2(seed: int = 0) -> Qwen2ForCausalLM:
+def qwen2(seed: int = 0, **changes) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(Qwen2Config(**COMMON, num_key_value_heads=2)).eval()
+    return Qwen2ForCausalLM(Qwen2Config(**{**COMMON, "num_key_value_heads": 2, **changes})).eval()
 
 
-def gpt_neox(seed: int = 0) -> GPTNeoXForCausalLM:
+def gpt_neox(seed: int = 0, **changes) -> GPTNeoXForCausalLM:
     torch.manual_seed(seed)
-    return GPTNeoXForCausalLM(GPTNeoXConfig(**COMMON)).eval()
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**{**COMMON, **changes})).eval()
 
 
 FAMILIES = {"llama": llama, "qwen2": qwen2, "gpt_neox": gpt_neox}
+
+
+def tokenizer(
+    shift: int = 0, template: str | None = None, more: tuple[str, ...] = (), bos: bool = False
+) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer; shift moves the ids of the bytes; bos: it starts every text with <s>."""
+    specials = ["<s>", "</s>", "<user>", "<bot>", *more]
+    alphabet = sorted(ByteLevel.alphabet())
+    tokens = specials + alphabet[shift:] + alphabet[:shift]
+    raw = Tokenizer(vocabularies.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.add_special_tokens(specials)
+    if bos:
+        raw.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>")
+    made.chat_template = template
+    return made
 
 
 def randomise(module: torch.nn.Module, std: float) -> torch.nn.Module:

@@ -1,12 +1,12 @@
 """Growth rules: which nodes of a draft tree to expand, when to stop, and which to keep.
 
 ``levels`` has rules that go level by level (chains and k-ary trees, DynaTree, CAPE, EAGLE-2, PCT); ``best_first``
-those that look for the likeliest nodes (SALF, SpecExec, OPT-Tree, Sequoia); ``textbook`` SALF's and DynaTree's
+those that look for the likeliest nodes (SALF, SpecExec, OPT-Tree); ``textbook`` SALF's and DynaTree's
 algorithms as printed.
 """
 
 from specnb.growth import textbook
-from specnb.growth.best_first import OptTree, Salf, SpecExec, sequoia
+from specnb.growth.best_first import OptTree, Salf, SpecExec
 from specnb.growth.levels import (
     EAGLE_25, MEDUSA_63, Cape, DynaTree, Eagle2, Frontier, Growth, LayerGain, Pct, Static, at_least_one, best,
     chain, kary, last_level,

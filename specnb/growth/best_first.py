@@ -5,12 +5,11 @@ They are rules as in ``levels``; what differs is when they stop.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from torch import Tensor
 
-from specnb.growth.levels import Frontier, Static, at_least_one, best, last_level
+from specnb.growth.levels import Frontier, at_least_one, best, last_level
 from specnb.tree import TokenTree
 
 
@@ -124,33 +123,3 @@ class OptTree:
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
         return best(range(1, len(tree)), scores, self.total)
-
-
-def sequoia(accepts: Sequence[float], size: int, depth: int) -> Static:
-    """Sequoia's tree (Chen et al. 2024): the shape of most expected tokens if sibling b is accepted with accepts[b].
-
-    accepts: chance of the first, second, … sibling to be the accepted one, the same at every node. size: draft tokens
-    at most; depth: tokens on the longest path at most. By dynamic programming over (nodes, levels).
-    """
-    if size < 1 or depth < 1 or not accepts or min(accepts) < 0 or sum(accepts) > 1 + 1e-9:
-        raise ValueError(f"need chances that sum to 1 at most, and a size and a depth of at least 1, got {accepts}")
-
-    @cache
-    def subtree(nodes: int, levels: int) -> tuple[float, tuple[tuple[int, ...], ...]]:
-        """Most expected tokens below and with a node that may have so many descendants, and their paths from it."""
-        return max((below(nodes, levels, first) for first in range(len(accepts) + 1)), key=lambda found: found[0])
-
-    @cache
-    def below(nodes: int, levels: int, children: int) -> tuple[float, tuple[tuple[int, ...], ...]]:
-        """The same with exactly so many children."""
-        if not children:
-            return 1.0, ()
-        if nodes < children or not levels:
-            return float("-inf"), ()
-        options, rank = [], children - 1
-        for share in range(nodes - children + 1):  # descendants of the last child
-            (rest, elder), (own, paths) = below(nodes - 1 - share, levels, rank), subtree(share, levels - 1)
-            options.append((rest + accepts[rank] * own, (*elder, (rank,), *((rank, *path) for path in paths))))
-        return max(options, key=lambda found: found[0])
-
-    return Static(subtree(size, depth)[1])

@@ -35,7 +35,12 @@ def hashes(names: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
 
     A heat ("edd@1.3") is none of the file's name.
     """
-    return {name: files.sha256(_files(folder / name.partition("@")[0])[0]) for name in sorted(set(names))}
+    return {name: files.sha256(_files(path(name.partition("@")[0], folder))[0]) for name in sorted(set(names))}
+
+
+def path(name: str | Path, folder: Path = FOLDER) -> Path:
+    """Where a head lies, without suffix: a bare name in a folder, a name with a slash in it, or a Path, as given."""
+    return Path(name) if isinstance(name, Path) or "/" in name else folder / name
 
 
 def _files(path: Path) -> tuple[Path, Path]:
@@ -56,19 +61,19 @@ def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, path: Path) -> No
 
 
 def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Frozen]:
-    """A trained head for this target, by name (in data/drafts) or path without suffix; in the target's dtype.
+    """A trained head for this target, by name (in data/drafts) or path, see ``path``; in the target's dtype.
 
     Raises ValueError if the file is missing, damaged or truncated, or was trained for another target. A target in
     float16, whose weights are rounded otherwise, is taken unchecked: a wrong head would draft badly, nothing else.
     """
-    weights, card = _files(FOLDER / name if isinstance(name, str) else Path(name))
+    weights, card = _files(path(name))
     facts, data = json.loads(card.read_text(encoding="utf-8")), weights.read_bytes()
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
         raise ValueError(f"{weights} is truncated or damaged (SHA-256 is not the card's): restore or train it again")
     if model.dtype != torch.float16 and facts["target"] != fingerprint(model):
         raise ValueError(
-            f"{weights.name} was trained for a target with fingerprint {facts['target']}, "
-            f"this one has {fingerprint(model)}: train a head for it with `python -m specnb.training`"
+            f"{weights.name} was trained for a target with fingerprint {facts['target']}, this one has "
+            f"{fingerprint(model)}: train one for it, `python -m specnb.training train NAME --pair FOLDER_OR_NAME`"
         )
     tensors = load_tensors(data)
     ids = tensors.pop("ids").long()

@@ -7,6 +7,7 @@
 ``n-gram tree``, ``retrieval store=own``, ``ptd children=2``, ``self_draft corpus=own``, ``lookahead window=7``:
 drafters without a trained draft, with settings
 ``edd:pct 0.06``, ``pair:eagle2 50,6,10``: a trained head (or the pair's own draft model) and a growth rule
+``my/drafts/edd:pct 0.06``: a head of one's own, by its path without suffix
 ``vdm:vct swor traversal``: how its children come about (point, iid, swor) and who verifies them
 ``talf:salf 6,3,0.8,10 + retrieval store=own``: paths that were looked up (or ``ngram …``) merged into its tree
 ``hass:auto + retrieval store=own``: sizes by this machine's prices and by experience (``drafters.AutoDrafter``), also
@@ -117,7 +118,7 @@ def method(name: str) -> Method:
     if at and not re.fullmatch(r"\d*\.?\d+", temperature):
         raise ValueError(f"{name!r}: a head's temperature is a number, got {temperature!r}")
     trained = sorted(path.stem for path in heads.FOLDER.glob("*.safetensors"))
-    if bare not in ("pair", *trained) and not (heads.FOLDER / f"{bare}.safetensors").exists():
+    if bare not in ("pair", *trained) and not heads.path(bare).with_suffix(".safetensors").exists():
         raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained)}")
     if verifier not in verifiers.BY_NAME:
         raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(verifiers.BY_NAME)}")

@@ -9,7 +9,7 @@
 from specnb.show import paper
 from specnb.show.charts import draw_mask, draw_reliability, draw_text, kinds, ranked, trend
 from specnb.show.explorers import (
-    explorer, growth_explorer, race_explorer, reliability_explorer, sweep_explorer, threshold_explorer,
+    explorer, growth_explorer, race_explorer, sweep_explorer, threshold_explorer,
     whatif_explorer, whatif_speed_ups,
 )  # fmt: skip
 from specnb.show.growing import growing_explorer, record_frames

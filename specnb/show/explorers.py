@@ -18,9 +18,8 @@ from torch import Tensor
 
 from specnb import growth
 from specnb.growth import Growth
-from specnb.heads import brier, ece, reliability
 from specnb.lab import prices, replay
-from specnb.show.charts import draw_reliability, ranked
+from specnb.show.charts import ranked
 from specnb.show.look import COLOURS, INK, canvas, png
 from specnb.show.trees import draw_tree, score_notes, tree_table
 from specnb.tree import Draft, TokenTree
@@ -148,31 +147,6 @@ def race_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str], rules:
 
 
 # ---- recorded tables -----------------------------------------------------------------------------------------------
-
-
-def reliability_explorer(chains: pd.DataFrame) -> Explorer:
-    """Reliability diagrams of ``replay.outcomes``: of tokens or of whole paths, by number and kind of bins, by depth.
-
-    chains: the columns confidence, path, alive, hit and depth. of: "token", where everything before was accepted, or
-    "path", everywhere; depth: the deepest shown.
-    """
-    deepest = int(chains["depth"].max())
-
-    def render(of: str, bins: int, equal: str, depth: int) -> Picture:
-        rows = chains[(chains["depth"] <= depth) & (chains["alive"] | (of == "path"))]
-        values, hit = rows["confidence" if of == "token" else "path"].to_numpy(), rows["hit"].to_numpy()
-        table = reliability(values, hit, bins=bins, equal=equal)
-        with canvas(9, 4.2) as figure:
-            ax, side = figure.add_axes((0.09, 0.15, 0.42, 0.78)), figure.add_axes((0.62, 0.15, 0.36, 0.78))
-            draw_reliability(table, ax=ax)
-            side.bar(table["bin"], table["count"], color=COLOURS["recovered"])
-            side.set(xlabel="bin", ylabel="tokens")
-            error = ece(values, hit, bins=bins, equal=equal)
-            return png(figure), f"{len(hit)} tokens · ECE {error:.4f} · Brier {brier(values, hit):.4f}"
-
-    of, equal = (ipywidgets.Dropdown(options=options) for options in (("token", "path"), ("width", "count")))
-    controls = {"of": of, "bins": Int(10, 2, 30), "equal": equal, "depth": Int(deepest, 1, deepest)}
-    return explorer(controls, render)
 
 
 def sweep_explorer(table: pd.DataFrame, axes: Sequence[str], value: str) -> Explorer:

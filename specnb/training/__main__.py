@@ -1,23 +1,27 @@
-"""Train draft heads for the embedded target, from text it writes itself.
+"""Train draft heads for a target, from text it writes itself: the embedded one, in data/, or any that load_pair takes.
 
 python -m specnb.training corpus             the target writes dialogues; resumes (--guided: on given subjects)
 python -m specnb.training held-out           its greedy answers to the prompts drafts are measured on
 python -m specnb.training train NAME …       train heads; resumes; writes data/drafts/NAME.*
-python -m specnb.training ranks              EAGLE, HASS and TALF by rank of the conditioning token
-python -m specnb.training report             agreement and τ of every trained head on the held-out text
+python -m specnb.training report             agreement, τ and calibration of trained heads on the held-out text
+
+With --pair MODEL, a name on the hub or a folder, all of it lies in ./drafts_of_MODEL instead of data/.
 """
 
 from argparse import ArgumentParser, Namespace
 from argparse import RawDescriptionHelpFormatter as RawFormatter
 from pathlib import Path
 
-COMMANDS = ("corpus", "held-out", "train", "report", "ranks")
+from specnb import models
+
+COMMANDS = ("corpus", "held-out", "train", "report")
 
 
 def main() -> None:
     parser = ArgumentParser("python -m specnb.training", description=__doc__, formatter_class=RawFormatter)
     number = ArgumentParser(add_help=False)
     number.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="try what is faster here")
+    number.add_argument("--pair", default=models.EMBEDDED, metavar="MODEL", help="another target: hub name or folder")
     commands = parser.add_subparsers(dest="what", required=True)
     text = commands.add_parser("corpus", parents=[number], help="let the target write dialogues; resumes")
     text.add_argument("--tokens", type=int, default=1_500_000, help="answer tokens in all")
@@ -28,13 +32,10 @@ def main() -> None:
     train = commands.add_parser("train", parents=[number], help="train heads; resumes")
     train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: data/heads.toml")
     train.add_argument("--out", type=Path, help="folder for weights, card and learning curve")
-    train.add_argument("--again", action="store_true", help="train anew what was trained on the same terms")
-    trained = ArgumentParser(add_help=False, parents=[number])
-    trained.add_argument("--heads", type=Path)
-    report = commands.add_parser("report", parents=[trained], help="measure trained heads on the held-out text")
-    report.add_argument("--out", type=Path, help="writes OUT.csv and OUT.json")
-    ranks = commands.add_parser("ranks", parents=[trained], help="EAGLE-type heads by rank of the conditioning token")
-    ranks.add_argument("--every", type=int, default=3, help="one in so many held-out texts")
+    train.add_argument("--vocabulary", type=int, default=8192, help="tokens that can be drafted: the commonest")
+    report = commands.add_parser("report", parents=[number], help="measure trained heads on the held-out text")
+    report.add_argument("--heads", type=Path, help="their folder")
+    report.add_argument("--out", type=Path, help="folder for the tables heads_*.csv")
     options = parser.parse_args()
     try:
         run(options)
@@ -44,35 +45,34 @@ def main() -> None:
 
 def run(options: Namespace) -> None:
     """What the command line asks for."""
-    from specnb import heads, models  # now: torch and transformers take seconds
-    from specnb.models import provenance
+    from specnb.models import files, provenance  # now: torch and transformers take seconds
     from specnb.training import corpus, openings, recipes, runs, writing
 
     wanted = {name: recipes.named(name) for name in getattr(options, "names", ())}
     command = provenance.command("specnb.training")
-    pair = models.load_pair(dtype=options.dtype)
+    pair = models.load_pair(options.pair, dtype=options.dtype)
+    home = files.DATA if pair.name == models.EMBEDDED else Path(f"drafts_of_{Path(pair.name).resolve().name}")
+    free, guided, text, drafts = (home / part for part in ("corpus", "corpus/guided", "corpus/held_out.npz", "drafts"))
     if options.what == "corpus":
         pair.target.set_attn_implementation("specnb_grouped")
-        folder, begun = (corpus.GUIDED, openings.openings()) if options.guided else (corpus.FOLDER, ())
+        folder, begun = (guided, openings.openings()) if options.guided else (free, ())
         longer = {"question_temperature": 0.8, "longest_question": 160} if options.guided else {}
         terms = {"settings": writing.Settings(rows=options.rows, **longer), "seed": options.seed, "openings": begun}
         corpus.write(pair, options.tokens, command=command, folder=folder, **terms)
     elif options.what == "held-out":
-        runs.write_held_out(pair, command)
+        runs.write_held_out(pair, command, text)
     elif options.what == "train":
-        dialogues, ids = corpus.load(corpus.FOLDER, corpus.GUIDED), runs.vocabulary()
-        out = options.out or heads.FOLDER
-        untrained = [recipe for name, recipe in wanted.items() if options.again or not (out / f"{name}.json").exists()]
+        folders, out = [free, guided] if guided.exists() else [free], options.out or drafts
+        dialogues, ids = corpus.load(*folders), runs.vocabulary(folders, options.vocabulary)
+        untrained = [recipe for name, recipe in wanted.items() if not (out / f"{name}.json").exists()]
         for tokens in {recipe.tokens for recipe in untrained}:  # one pass of the target for all heads on one text
             alike = [recipe for recipe in untrained if recipe.tokens == tokens]
-            layers = set().union(*(recipe.layers for recipe in alike))
+            layers = set().union(*(recipe.layers(pair.target) for recipe in alike))
             runs.corpus_features(pair, alike[0].text(dialogues), ids, sorted(layers), questions=True)
         for name in wanted:
-            runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out, again=options.again)
-    elif options.what == "ranks":
-        runs.report_ranks(pair, command, folder=options.heads or heads.FOLDER, every=options.every)
+            runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out)
     else:
-        runs.report(pair, command, folder=options.heads or heads.FOLDER, out=options.out or runs.REPORT)
+        runs.report(pair, command, folder=options.heads or drafts, out=options.out or home / "results", text=text)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
-from specnb import models
+from specnb import heads, models
 from specnb.models import files, prompts, provenance
 from specnb.training import writing
 
@@ -26,11 +26,12 @@ WINDOW = 8  # words in a row shared with a held-out prompt throw a question away
 def save(path: Path, dialogues: Sequence[writing.Dialogue]) -> None:
     """Write dialogues in one move, as one run of tokens: question, answer, question, answer, …
 
-    tokens: (sum of lengths,) uint16; questions, answers: (n,) uint16 lengths; greedy: (n,) bool.
+    tokens: (sum of lengths,) uint16, or uint32 of larger vocabularies; questions, answers: (n,) uint16 lengths;
+    greedy: (n,) bool.
     """
     parts = {"questions": [len(d.question) for d in dialogues], "answers": [len(d.answer) for d in dialogues]}
     parts = {"tokens": [t for d in dialogues for t in (*d.question, *d.answer)], **parts}
-    arrays = {name: np.array(values, np.uint16) for name, values in parts.items()}
+    arrays = {name: np.array(values, np.uint16 if max(values) < 2**16 else np.uint32) for name, values in parts.items()}
     arrays["greedy"] = np.array([d.greedy for d in dialogues], bool)
     files.write(path, partial(np.savez_compressed, **arrays))
 
@@ -107,7 +108,8 @@ def write(
     Raises ValueError if the folder's corpus was written by another model, or with another seed or other openings.
     openings: first words of questions, see ``writing.dialogues``.
     """
-    terms = {"model": {"name": pair.name, "sha256": files.SMOLLM2_GGUF.sha256}, "seed": seed}
+    weights = files.SMOLLM2_GGUF.sha256 if pair.name == models.EMBEDDED else heads.fingerprint(pair.target)
+    terms = {"model": {"name": pair.name, "sha256": weights}, "seed": seed}
     if openings:
         terms["openings"] = hashlib.sha256(json.dumps(list(openings)).encode()).hexdigest()[:16]
     manifest = read_manifest(folder) if (folder / "manifest.json").exists() else {**terms, "shards": []}
@@ -127,6 +129,7 @@ def write(
 
     number = 1 + max((int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz")), default=-1)
     begun = [tuple(pair.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in openings]
+    begun = [opening for opening in begun if len(opening) < settings.longest_question]
     own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])  # this run's stream
     stream = writing.dialogues(pair.target, pair.tokenizer, settings, seed=own, wanted=wanted, openings=begun)
     have = sum(entry["answer_tokens"] for entry in manifest["shards"])

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -23,6 +25,7 @@ from specnb.training.features import Branches, Features
 DEPTH = 5
 RANKS = 5
 ANSWERED = ("own", "humaneval", "gsm100")
+TUNING = "tuning"
 
 
 @torch.no_grad()
@@ -30,7 +33,7 @@ def answer_greedily(pair: models.Pair, texts: Sequence[str], *, new_tokens: int 
     """The target's greedy answers to user turns, in the order of the texts."""
     (before, after), found = writing.template(pair.tokenizer), []
     for text in tqdm(texts, desc="held-out answers", disable=files.QUIET):
-        prompt = pair.encode(text)
+        prompt = pair.encode(text) if after else [*before, *pair.tokenizer(text, add_special_tokens=False)["input_ids"]]
         ids = torch.tensor([prompt], device=pair.target.device)
         out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens)
         question, answer = prompt[len(before) : len(prompt) - len(after)], out[0, len(prompt) :].tolist()
@@ -41,38 +44,64 @@ def answer_greedily(pair: models.Pair, texts: Sequence[str], *, new_tokens: int 
 def held_out_prompts() -> pd.DataFrame:
     """The prompts whose greedy answers drafts are measured on, in a fixed order: columns set, task, id, text.
 
-    The committed answers (`runs.held_out`) stand in this order, so a prompt set added later does not join them.
+    The committed answers (`runs.held_out`) stand in this order, so a prompt set added later does not join them. The
+    first four own prompts of each domain are the set "tuning": reports leave them out.
     """
-    return pd.concat([prompts.load(name).assign(set=name) for name in ANSWERED], ignore_index=True)
+    table = pd.concat([prompts.load(name).assign(set=name) for name in ANSWERED], ignore_index=True)
+    table.loc[(table["set"] == "own") & (table.groupby("task").cumcount() < 4), "set"] = TUNING
+    return table
 
 
 @torch.no_grad()
-def matches(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, depth: int = DEPTH) -> Tensor:
-    """(depth, B, n) bool: [d − 1, :, t] says whether the draft names the text's token t + 1 from root t − d + 1.
+def drafted(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, depth: int = DEPTH) -> Sequence[Tensor]:
+    """Per depth d (B, n, width) states for the output rows: the draft's guess at the text's token t + 1 from root
+    t − d + 1, at row t. Medusa's go no deeper than its heads.
 
     The draft sees the text's own tokens below the root, as it does wherever its earlier guesses were right.
     """
     embedded, n = batch.embedded(frozen), batch.tokens.shape[1]
     if spec.kind == "vdm":
-        out = [losses.vdm_pass(head, frozen, embedded)] * depth
-    elif spec.kind == "medusa":
+        return [losses.vdm_pass(head, frozen, embedded)] * depth
+    if spec.kind == "medusa":
         states = head(batch.hidden[spec.hidden_layer])  # (B, n, heads, width); head d − 1 at row t − d
-        out = [losses.shifted(states[:, :, d - 1], d) for d in range(1, min(depth, spec.count) + 1)]
-    elif spec.kind in ("eagle", "eagle3"):
+        return [losses.shifted(states[:, :, d - 1], d) for d in range(1, min(depth, spec.count) + 1)]
+    if spec.kind in ("eagle", "eagle3"):
         features = head.fuse([batch.hidden[layer] for layer in spec.layers])
-        out = [frozen.before_rows(spec.kind)(states) for states in losses.eagle_pass(head, embedded, features, depth)]
-    else:
-        rows = torch.arange(n, device=embedded.device)
-        prompt = None if spec.hidden_layer is None else batch.hidden[spec.hidden_layer]
-        out = embedded.new_zeros(depth, *embedded.shape)
-        for offset in range(depth):  # block starts ≡ offset: together every row stands at every depth once
-            block = rows - (rows - offset) % depth
-            states = losses.edd_pass(head, frozen, embedded, prompt, block.clamp_min(0))
-            out[rows - block, :, rows] = states.transpose(0, 1)
+        return [frozen.before_rows(spec.kind)(states) for states in losses.eagle_pass(head, embedded, features, depth)]
+    rows = torch.arange(n, device=embedded.device)
+    prompt = None if spec.hidden_layer is None else batch.hidden[spec.hidden_layer]
+    out = embedded.new_zeros(depth, *embedded.shape)
+    for offset in range(depth):  # block starts ≡ offset: together every row stands at every depth once
+        block = rows - (rows - offset) % depth
+        states = losses.edd_pass(head, frozen, embedded, prompt, block.clamp_min(0))
+        out[rows - block, :, rows] = states.transpose(0, 1)
+    return out
+
+
+@torch.no_grad()
+def temperature(head: nn.Module, spec: Spec, frozen: Frozen, features: Features, dialogues: Sequence[int]) -> float:
+    """What the logits are to be divided by so that confidence is true: the least surprise at the text's tokens, at all
+    depths together (temperature scaling, Guo et al. 2017). Tokens that the draft does not know are left out."""
+    logits, columns = [], []
+    for i in dialogues:
+        batch = loop.gather(features, [i], frozen.rows)
+        following = batch.tokens.roll(-1, 1)
+        at = batch.answers & torch.isin(following, frozen.ids)
+        column = torch.searchsorted(frozen.ids, following[at])
+        for states in drafted(head, spec, frozen, batch):
+            logits.append((states[at] @ frozen.rows.T).float())
+            columns.append(column)
+    logits, columns = torch.cat(logits), torch.cat(columns)
+    return float(minimize_scalar(lambda t: float(F.cross_entropy(logits / t, columns)), bounds=(0.3, 3.0)).x)
+
+
+@torch.no_grad()
+def matches(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, depth: int = DEPTH) -> Tensor:
+    """(depth, B, n) bool: [d − 1, :, t] says whether the draft names the text's token t + 1, see ``drafted``."""
     target = batch.tokens.roll(-1, 1)
-    found = [frozen.ids[(states @ frozen.rows.T).argmax(-1)] == target for states in out]
-    found += [torch.zeros_like(target, dtype=torch.bool)] * (depth - len(found))
-    return torch.stack(found)
+    states = drafted(head, spec, frozen, batch, depth)
+    found = [frozen.ids[(state @ frozen.rows.T).argmax(-1)] == target for state in states]
+    return torch.stack([*found, *[torch.zeros_like(target, dtype=torch.bool)] * (depth - len(found))])
 
 
 def by_dialogue(head: nn.Module, spec: Spec, frozen: Frozen, features: Features) -> Iterator[tuple[int, Tensor]]:
@@ -98,38 +127,47 @@ def steps_of(match: Tensor) -> list[int]:
     return accepted
 
 
-def measure(
-    name: str, head: nn.Module, spec: Spec, frozen: Frozen, features: Features, sets: Sequence[str]
+def counts(
+    name: str, head: nn.Module, spec: Spec, frozen: Frozen, features: Features, prompts: pd.DataFrame
 ) -> pd.DataFrame:
-    """One row per prompt set and one for all: agreement at depths 1 to 5, τ of greedy chains of 5 (bonus included).
+    """One row per prompt, of its answer: tokens, steps of greedy chains of 5, and hits1 … hits5 of seen1 … seen5.
 
-    sets: the set each dialogue belongs to. Agreement at depth d is over all answer tokens with a root d places
-    before them, given the text's own tokens in between; τ is tokens over steps of the whole set.
+    seen: answer tokens with a root d places before them, hits: those that are named given the text's own tokens in
+    between. prompts: columns set and id, one row a dialogue.
     """
-    rows = []
+    rows = {}
     for i, match in by_dialogue(head, spec, frozen, features):
         hits = {f"hits{d}": int(match[d - 1, d - 1 :].sum()) for d in range(1, DEPTH + 1)}
         seen = {f"seen{d}": max(0, match.shape[1] - d + 1) for d in range(1, DEPTH + 1)}
-        rows.append({"set": sets[i], "tokens": match.shape[1], "steps": len(steps_of(match)), **hits, **seen})
-    counts = pd.DataFrame(rows)
-    sums = pd.concat([counts.groupby("set").sum(), counts.drop(columns="set").sum().to_frame("all").T])
+        rows[i] = {"tokens": match.shape[1], "steps": len(steps_of(match)), **hits, **seen}
+    named = prompts[["set", "id"]].rename(columns={"id": "prompt"}).assign(head=name)[["head", "set", "prompt"]]
+    return named.join(pd.DataFrame(rows).T)
+
+
+def summed(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per head and prompt set, and one for all but "tuning": agreement by depth, and τ, bonus included.
+
+    table: of ``counts``, of any heads. τ is tokens over steps of the whole set.
+    """
+    table = table.filter(regex="head|set|tokens|steps|hits|seen")
+    reported = table[table["set"] != TUNING].assign(set="all")
+    sums = pd.concat([table, reported]).sort_values("head", kind="stable").groupby(["head", "set"], sort=False).sum()
     agreement = {f"depth{d}": sums[f"hits{d}"] / sums[f"seen{d}"] for d in range(1, DEPTH + 1)}
-    table = pd.DataFrame({"tau": sums["tokens"] / sums["steps"], **agreement, "tokens": sums["tokens"]})
-    return table.rename_axis("set").reset_index().assign(head=name)[["head", "set", *table.columns]]
+    return pd.DataFrame({"tau": sums["tokens"] / sums["steps"], **agreement, "tokens": sums["tokens"]}).reset_index()
 
 
 @torch.no_grad()
 def by_rank(
-    head: nn.Module, spec: Spec, frozen: Frozen, model: PreTrainedModel, data: Features, *, roots: int, every: int = 1
+    head: nn.Module, spec: Spec, frozen: Frozen, model: PreTrainedModel, data: Features, some: Sequence[int], m: int = 8
 ) -> pd.DataFrame:
     """SALF & TALF's figure 2b, one row per (root, rank): the draft goes on from its own rank-n token; is it right?
 
     At each root the draft's n-th likeliest token is taken, whatever the target thinks of it; then the draft's top
-    token after that is compared with the target's argmax after the same token. Columns: rank; hit; confidence, the
-    draft's largest probability; p_target, its probability of the target's token (0 outside the draft's vocabulary).
-    EAGLE-type heads only; every: take one in so many dialogues.
+    token after that is compared with the target's argmax after the same token. Columns: dialogue; rank; hit;
+    confidence, the draft's largest probability; p_target, its probability of the target's token (0 outside the draft's
+    vocabulary). EAGLE-type heads only. some: dialogues; m: roots in each.
     """
-    kept, chosen = choose_roots(data, range(0, len(data), every), roots, seed=0)
+    kept, chosen = choose_roots(data, some, m, seed=0)
     output, rows = model.get_output_embeddings().weight, []
     for row, i in enumerate(tqdm(kept, desc="by rank", disable=files.QUIET)):
         batch = loop.gather(data, [i], frozen.rows)
@@ -147,6 +185,6 @@ def by_rank(
         confidence, best = law.max(-1)
         p_target = law.gather(-1, column[..., None])[..., 0] * known
         rank = torch.arange(1, RANKS + 1).expand_as(best)
-        parts = (rank, known & (best == column), confidence, p_target)
+        parts = (torch.full_like(best, i), rank, known & (best == column), confidence, p_target)
         rows += zip(*(x.T.flatten().tolist() for x in parts), strict=True)
-    return pd.DataFrame(rows, columns=["rank", "hit", "confidence", "p_target"])
+    return pd.DataFrame(rows, columns=["dialogue", "rank", "hit", "confidence", "p_target"])

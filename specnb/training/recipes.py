@@ -24,7 +24,7 @@ class Recipe:
     kind: str
     by: Mapping[str, object]
     hidden_layer: int | None = None
-    fused: Sequence[int] = ()
+    fused: Sequence[float] = ()
     count: int = 1
     parent: str | None = None
     epochs: int = 8
@@ -38,15 +38,16 @@ class Recipe:
     def loss(self) -> losses.Loss:
         return partial(getattr(losses, self.by["loss"]), **{name: v for name, v in self.by.items() if name != "loss"})
 
-    @property
-    def layers(self) -> set[int]:
+    def layers(self, model: PreTrainedModel) -> set[int]:
         """The target's states that training takes: those that are read, and the last, which is to be foretold."""
-        return set() if self.kind == "vdm" else {self.hidden_layer or -1, *self.fused, -1}
+        return set() if self.kind == "vdm" else {*self.spec(model).layers, -1}
 
     def spec(self, model: PreTrainedModel) -> Spec:
-        """What its head is made of, beside this target."""
-        reads = {"hidden_layer": self.hidden_layer, "count": self.count, "fused": tuple(self.fused)}
-        return Spec.like(model, self.kind, **reads)
+        """What its head is made of, beside this target: it reads no deeper layer than there are."""
+        depth = model.config.get_text_config().num_hidden_layers
+        layer = self.hidden_layer and max(self.hidden_layer, -depth)
+        fused = tuple(round(share * depth) - depth - 1 for share in self.fused)
+        return Spec.like(model, self.kind, hidden_layer=layer, count=self.count, fused=fused)
 
     @property
     def schedule(self) -> Schedule:

@@ -17,10 +17,8 @@ from specnb.models import files, provenance
 from specnb.training import branches, corpus, evaluation, features, loop, recipes, starts, writing
 from specnb.training.writing import Dialogue
 
-VOCABULARY, VOCABULARY_SHARDS = 8192, 6
+VOCABULARY_SHARDS = 6
 HELD_OUT = corpus.FOLDER / "held_out.npz"
-RANKS = files.DATA / "results" / "heads_by_rank"
-REPORT = files.DATA / "results" / "heads_held_out"
 
 
 def sequences(pair: models.Pair, dialogues: Sequence[Dialogue], *, questions: bool = False) -> list[features.Text]:
@@ -34,9 +32,9 @@ def sequences(pair: models.Pair, dialogues: Sequence[Dialogue], *, questions: bo
     return [([*before, *d.question, *after], list(d.answer)) for d in dialogues]
 
 
-def vocabulary() -> Tensor:
+def vocabulary(folders: Sequence[Path], size: int) -> Tensor:
     """The draft vocabulary: counted on the first shards of each corpus, so that they can grow under trained heads."""
-    return features.vocabulary(corpus.load(corpus.FOLDER, corpus.GUIDED, shards=VOCABULARY_SHARDS), VOCABULARY)
+    return features.vocabulary(corpus.load(*folders, shards=VOCABULARY_SHARDS), size)
 
 
 def corpus_features(
@@ -48,21 +46,14 @@ def corpus_features(
 
 
 def train(
-    pair: models.Pair,
-    name: str,
-    command: str,
-    *,
-    dialogues: Sequence[Dialogue],
-    ids: Tensor,
-    out: Path = heads.FOLDER,
-    again: bool = False,
+    pair: models.Pair, name: str, command: str, *, dialogues: Sequence[Dialogue], ids: Tensor, out: Path = heads.FOLDER
 ) -> None:
     """Train one head by its name in ``recipes`` and write weights, card and learning curve to OUT/NAME.*.
 
     dialogues: all there are, of which the recipe takes the first; ids: the tokens it can draft, see ``vocabulary``.
 
-    Resumes a killed run from its checkpoint in the cache, and leaves a head alone that was trained on the same terms
-    before (again: train it anew). A recipe with a parent starts from that head's weights in OUT, or the committed ones
+    Resumes a killed run from its checkpoint in the cache, and leaves a head alone whose card says that it was trained
+    on the same terms before. A recipe with a parent starts from that head's weights in OUT, or the committed ones
     if OUT has none; others from the target's own layers.
     """
     recipe, began = recipes.named(name), time.monotonic()
@@ -81,10 +72,10 @@ def train(
         "parent": recipe.parent and files.sha256(origin / f"{recipe.parent}.safetensors")[:16],
     }
     card, spelt = out / f"{name}.json", json.dumps(terms)
-    if card.exists() and not again and _facts(card).get("terms") == json.loads(spelt):
+    if card.exists() and _facts(card).get("terms") == json.loads(spelt):
         print(f"{name} is trained already on these terms: {card}")
         return
-    data = corpus_features(pair, dialogues, ids, sorted(recipe.layers), questions=True)
+    data = corpus_features(pair, dialogues, ids, sorted(recipe.layers(pair.target)), questions=True)
     torch.manual_seed(schedule.seed)
     spec = recipe.spec(pair.target)
     frozen, head = heads.Frozen.of(pair.target, ids), parent or heads.MODULES[recipe.kind](spec)
@@ -150,45 +141,45 @@ def held_out(file: Path = HELD_OUT) -> list[Dialogue]:
     return corpus.read(file)
 
 
-def _loaded(pair: models.Pair, paths: Sequence[Path]) -> Iterator[tuple]:
-    """Heads with the features of the held-out text: (head, spec, frozen, features) each."""
-    dialogues, loaded = held_out(), [heads.load(path, pair.target) for path in paths]
-    layers = sorted({layer for _, spec, _ in loaded for layer in spec.layers})  # one pass of the target for all
-    for head, spec, frozen in loaded:
-        yield head, spec, frozen, corpus_features(pair, dialogues, frozen.ids.cpu(), layers)
-
-
-def report(pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = REPORT) -> pd.DataFrame:
-    """Measure every head of a folder on the held-out text; writes OUT.csv, OUT.json and the figures into each card."""
-    sets, tables = list(evaluation.held_out_prompts()["set"]), []
+def _loaded(pair: models.Pair, folder: Path, text: Path) -> Iterator[tuple]:
+    """A folder's heads with the features of the held-out text: (path, head, spec, frozen, features) each."""
     paths = [path.with_suffix("") for path in sorted(folder.glob("*.safetensors"))]
     if not paths:
         raise ValueError(f"{folder} holds no trained heads: run `python -m specnb.training train NAME` first")
-    for path, (head, spec, frozen, data) in zip(paths, _loaded(pair, paths), strict=True):
-        tables.append(evaluation.measure(path.name, head, spec, frozen, data, sets))
-        card, whole = path.with_suffix(".json"), tables[-1].set_index("set").loc["all"]
-        figures = {key: float(f"{whole[key]:.5g}") for key in whole.index if key.startswith(("depth", "tau"))}
-        files.write(card, files.to_json({**_facts(card), "held_out": figures}))
-        print(tables[-1].round(3).to_string(index=False), flush=True)
-    table = pd.concat(tables, ignore_index=True)
-    provenance.write_table(out, table, command, head_sha256=heads.hashes([path.name for path in paths], folder))
-    return table
+    loaded, dialogues = [(path, *heads.load(path, pair.target)) for path in paths], held_out(text)
+    layers = sorted({layer for _, _, spec, _ in loaded for layer in spec.layers})  # one pass of the target for all
+    for path, head, spec, frozen in loaded:
+        yield path, head, spec, frozen, corpus_features(pair, dialogues, frozen.ids.cpu(), layers)
 
 
-def report_ranks(
-    pair: models.Pair, command: str, *, folder: Path = heads.FOLDER, out: Path = RANKS, every: int = 1
-) -> pd.DataFrame:
-    """SALF & TALF's figure 2b for the EAGLE-type heads of a folder; writes OUT.csv (one row a head and rank).
+def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Path = HELD_OUT, every: int = 3) -> None:
+    """Measure every head of a folder on the held-out text; three tables go to the folder OUT, figures to each card.
 
+    heads_held_out: agreement and τ, see ``evaluation.summed``; heads_by_prompt: the counts behind them, prompt by
+    prompt, and hits by rank; heads_by_rank: SALF & TALF's figure 2b for EAGLE-type heads, on one in so many prompts.
     ece: standard, of the largest probability; ece_paper: the paper's, of the probability of the target's token.
+    temperature, on a card: what calibrates the head on "tuning" prompts.
     """
-    rows, names = [], ("eagle", "hass", "talf")
-    for name, (head, spec, frozen, data) in zip(names, _loaded(pair, [folder / name for name in names]), strict=True):
-        found = evaluation.by_rank(head, spec, frozen, pair.target, data, roots=8, every=every)
-        for rank, group in found.groupby("rank"):
-            hit, confidence, p_target = (group[column].to_numpy(float) for column in ("hit", "confidence", "p_target"))
-            ece = {"ece": heads.ece(confidence, hit), "ece_paper": heads.ece(p_target, hit)}
-            rows.append({"head": name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(group)})
-    table = pd.DataFrame(rows)
-    provenance.write_table(out, table, command, head_sha256=heads.hashes(names, folder))
-    return table
+    prompts, tables, ranks = evaluation.held_out_prompts(), {}, []
+    tuning = prompts.index[prompts["set"] == evaluation.TUNING]
+    for path, *head, data in _loaded(pair, folder, text):
+        table = evaluation.counts(path.name, *head, data, prompts)
+        found = evaluation.summed(table)
+        print(found.round(3).to_string(index=False), flush=True)
+        figures = found.set_index("set").loc["all"].filter(regex="tau|depth").to_dict()
+        figures["temperature"] = evaluation.temperature(*head, data, tuning)
+        card, figures = Path(f"{path}.json"), {name: float(f"{value:.5g}") for name, value in figures.items()}
+        files.write(card, files.to_json({**_facts(card), "held_out": figures}))
+        if head[1].kind == "eagle":
+            some = prompts.index.difference(tuning)[::every]
+            rows = evaluation.by_rank(*head, pair.target, data, some)
+            table = table.join(rows.groupby(["dialogue", "rank"])["hit"].sum().unstack().add_prefix("rank"))
+            for rank, group in rows.groupby("rank"):
+                hit, confidence, p_target = (group[x].to_numpy(float) for x in ("hit", "confidence", "p_target"))
+                ece = {"ece": heads.ece(confidence, hit), "ece_paper": heads.ece(p_target, hit)}
+                ranks.append({"head": path.name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(group)})
+        tables[path.name] = table
+    whole, shas = pd.concat(tables.values(), ignore_index=True), heads.hashes(tables, folder)
+    written = {"held_out": evaluation.summed(whole), "by_prompt": whole, "by_rank": pd.DataFrame(ranks)}
+    for name, table in written.items():
+        provenance.write_table(out / f"heads_{name}", table, command, head_sha256=shas)

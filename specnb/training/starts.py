@@ -19,14 +19,17 @@ SAMPLE = 60_000  # tokens that means and maps are taken from
 def from_target(head: nn.Module, model: PreTrainedModel) -> None:
     """Begin with the target's own layers: a vdm with its first and last, an edd with the last.
 
-    An EAGLE's layer adds nothing yet; Medusa's blocks begin at zero by themselves.
-    Raises KeyError or RuntimeError from torch if an edd or a vdm is to start from layers that are not of Llama's make.
+    An EAGLE's layer adds nothing yet; Medusa's blocks begin at zero by themselves. What the target's layers have
+    beside Llama's parts (biases of queries and keys) is left out; an edd or a vdm beside a target whose layers lack
+    some of them begins at random.
     """
-    layers = model.base_model.layers
-    if isinstance(head, Vdm):
+    layers = getattr(model.base_model, "layers", [None])
+    like_llama = hasattr(getattr(layers[0], "self_attn", None), "q_proj") and hasattr(layers[0].mlp, "gate_proj")
+    if isinstance(head, Vdm) and like_llama:
         for ours, theirs in zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True):
-            ours.load_state_dict(_narrowed(theirs.state_dict(), len(ours.mlp.gate_proj.weight)))
-    if isinstance(head, Edd):
+            narrowed = _narrowed(theirs.state_dict(), len(ours.mlp.gate_proj.weight))
+            ours.load_state_dict({name: narrowed[name] for name in ours.state_dict()})
+    if isinstance(head, Edd) and like_llama:
         _copy(head.layer, layers[-1])
     if isinstance(head, Eagle | Eagle3):
         for part in (head.layer.o_proj.weight, head.layer.down_proj.weight):

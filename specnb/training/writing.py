@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
 from specnb.cache import ARGUMENT
+from specnb.decode import eos_ids
 from specnb.sampling import Warp
 
 MARK = "\u0000"
@@ -32,7 +33,10 @@ class Dialogue:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How dialogues are sampled. Lengths are in tokens; longer questions are thrown away, longer answers cut."""
+    """How dialogues are sampled. Lengths are in tokens; longer questions are thrown away, longer answers cut.
+
+    Without a chat template every question has longest_question tokens, the beginning of a text.
+    """
 
     question_temperature: float = 1.0
     question_top_p: float = 0.95
@@ -44,7 +48,17 @@ class Settings:
 
 
 def template(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Token ids before the user's words and between them and the answer (its end-of-turn token included)."""
+    """Token ids before the user's words and between them and the answer (its end-of-turn token included).
+
+    Without a chat template: what stands before every text (else the end of another), and nothing. ValueError if no
+    token can stand there.
+    """
+    if not tokenizer.chat_template:
+        first = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+        before = tokenizer("")["input_ids"] or [token for token in first if token is not None][:1]
+        if not before:
+            raise ValueError("the tokenizer has neither a chat template nor a token that begins or ends a text")
+        return tuple(before), ()
     turn = [{"role": "user", "content": MARK}]
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     before, after = text.split(MARK)
@@ -123,7 +137,7 @@ def dialogues(
     openings: token ids that questions begin with, one of them drawn for each; without any the question is free.
     """
     before, after = template(tokenizer)
-    end, rows, start = after[0], settings.rows, len(before) - 1
+    ends, rows, start = {*after[:1], *eos_ids(model)}, settings.rows, len(before) - 1
     length = len(before) + settings.longest_question + len(after) + settings.longest_answer
     device = model.device
     places = torch.zeros(rows, dtype=torch.int64, device=device)  # where each row's next token goes
@@ -152,15 +166,18 @@ def dialogues(
             token, again = feed[i], False
             if row.forced:
                 feed[i] = row.forced.pop()
-            elif row.answer is None and token == end:
+            elif row.answer is None and token in ends and after:
                 again = len(row.question) < settings.shortest_question or not wanted(tuple(row.question))
-                row.answer, row.forced = [], after[:0:-1]  # the rest of the template, last token first
+                row.answer, row.forced, feed[i] = [], after[:0:-1], after[0]  # the template, its rest last token first
             elif row.answer is None:
                 row.question.append(token)
-                again = len(row.question) > settings.longest_question
+                whole = not after and len(row.question) == settings.longest_question
+                again = token in ends or len(row.question) > settings.longest_question
+                again = again or (whole and not wanted(tuple(row.question)))
+                row.answer = [] if whole else None
             else:
                 row.answer.append(token)
-                again = token == end or len(row.answer) == settings.longest_answer
+                again = token in ends or len(row.answer) == settings.longest_answer
                 if again:
                     yield Dialogue(tuple(row.question), tuple(row.answer), row.greedy)
             if again:

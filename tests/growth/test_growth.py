@@ -227,7 +227,7 @@ def test_bad_settings_are_refused(make, message):
         make()
 
 
-# --- search for the likeliest nodes: SALF, SpecExec, OPT-Tree, Sequoia
+# --- search for the likeliest nodes: SALF, SpecExec, OPT-Tree
 
 
 def likeliest(law, total: int, vocabulary: int = 6, depth: int = 30) -> dict[tuple, float]:
@@ -348,32 +348,6 @@ def level_sums(seed: int, depth: int) -> list[float]:
     return seen
 
 
-def expected_tokens(shape, accepts) -> float:
-    """Of a static shape: the root, and every node with the product of its ranks' chances."""
-    return 1 + sum(float(torch.tensor([accepts[rank] for rank in path]).double().prod()) for path in shape.paths)
-
-
-@settings(max_examples=25, deadline=None)
-@given(chances=st.lists(st.floats(0.01, 1), min_size=1, max_size=3), size=st.integers(1, 5), depth=st.integers(1, 4))
-def test_sequoia_is_the_best_of_all_shapes(chances, size, depth):
-    """Against every shape of that size, enumerated."""
-    accepts = sorted((c / (sum(chances) + 0.2) for c in chances), reverse=True)
-    shapes = {frozenset()}
-    for _ in range(size):
-        shapes |= {
-            shape | {(*parent, rank)}
-            for shape in shapes
-            for parent in (*shape, ())
-            for rank in range(len(accepts))
-            if len(parent) < depth and (*parent, rank) not in shape and (not rank or (*parent, rank - 1) in shape)
-        }
-    found = growth.sequoia(accepts, size, depth)
-    assert len(found.paths) <= size
-    assert max(map(len, found.paths)) <= depth
-    best = max(expected_tokens(growth.Static(tuple(sorted(shape, key=len))), accepts) for shape in shapes)
-    assert expected_tokens(found, accepts) == pytest.approx(best)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -381,7 +355,6 @@ def test_sequoia_is_the_best_of_all_shapes(chances, size, depth):
         (lambda: growth.Salf(total=0), "total must be at least 1, got 0"),
         (lambda: growth.SpecExec(decay=0.0), r"decay must lie in \(0, 1\], got 0.0"),
         (lambda: growth.OptTree(threshold=-1.0), "threshold must be at least 0, got -1.0"),
-        (lambda: growth.sequoia((0.9, 0.8), 4, 2), r"sum to 1 at most, .* got \(0.9, 0.8\)"),
     ],
 )
 def test_searches_refuse_bad_settings(make, message):

@@ -6,19 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders
-from tokenizers import models as vocabularies
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.processors import TemplateProcessing
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny import TEMPLATE, tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from specnb import masks, models
 from specnb.models import packing, pairs
 
-TEMPLATE = (
-    "{% for turn in messages %}<user>{{ turn['content'] }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
-)
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
     "In 2024 about 1,234,567.89 people paid 3e-4 each; 007 did not.",
@@ -26,23 +20,6 @@ TEXTS = [
     "Ça va, œuvre? Zażółć gęślą jaźń — naïve façade, Straße, ελληνικά, 日本語, 🙂🏽",
     " leading and trailing ",
 ]
-
-
-def tokenizer(
-    shift: int = 0, template: str | None = None, more: tuple[str, ...] = (), bos: bool = False
-) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer; shift moves the ids of the bytes; bos: it starts every text with <s>."""
-    specials = ["<s>", "</s>", "<user>", "<bot>", *more]
-    alphabet = sorted(ByteLevel.alphabet())
-    tokens = specials + alphabet[shift:] + alphabet[:shift]
-    raw = Tokenizer(vocabularies.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
-    raw.pre_tokenizer, raw.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    raw.add_special_tokens(specials)
-    if bos:
-        raw.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    made = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>")
-    made.chat_template = template
-    return made
 
 
 def folder(path, seed: int = 0, **options) -> str:

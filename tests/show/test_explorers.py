@@ -135,13 +135,6 @@ def contest():
     return draft.tree, draft.scores, [f"<{token}>" for token in draft.tree.token_list], rules
 
 
-def chains() -> pd.DataFrame:
-    rng = np.random.default_rng(0)
-    confidence = rng.uniform(size=400)
-    table = pd.DataFrame({"confidence": confidence, "path": confidence**2, "depth": 1 + np.arange(400) % 5})
-    return table.assign(alive=rng.uniform(size=400) < 0.7, hit=rng.uniform(size=400) < confidence)
-
-
 def sweep():
     return show.sweep_explorer(SWEEP, ["depth", "branch", "threshold"], "speed")
 
@@ -170,7 +163,6 @@ WIDGETS = {
         {"k": [2], "depth": [4], "cost": [0.1, 0.5]},
     ),
     "race": (lambda: show.race_explorer(*contest()), {"forward": [0, 2]}),
-    "reliability": (lambda: show.reliability_explorer(chains()), {"of": ["token", "path"], "bins": [4, 10]}),
     "sweep": (sweep, {"depth": [3, 5], "threshold": [0.01, 0.1]}),
     "threshold": (
         lambda: show.threshold_explorer(CURVE.set_axis([0.0, 0.6, 0.95])),
@@ -275,18 +267,6 @@ def test_threshold_explorer_moves_its_optimum_with_the_prices():
     controls.threshold.value = 0.6
     assert controls.readout.value.startswith("threshold 0.60: 2.00 forwards, 20.0 nodes, τ 2.20, speed 1.10")
     assert len({*seen, bytes(controls.image.value)}) == 5
-
-
-def test_reliability_explorer_follows_its_controls():
-    table = chains()
-    controls = show.reliability_explorer(table).controls
-    seen = [(bytes(controls.image.value), controls.readout.value)]
-    for name, value in (("of", "path"), ("bins", 4), ("equal", "count"), ("depth", 2)):
-        getattr(controls, name).value = value
-        seen.append((bytes(controls.image.value), controls.readout.value))
-    assert len({picture for picture, _ in seen}) == 5
-    assert seen[0][1].startswith(f"{table['alive'].sum()} tokens")
-    assert seen[-1][1].startswith("160 tokens")
 
 
 def test_whatif_explorer_moves_with_the_prices():

@@ -48,7 +48,7 @@ def ready(pair, dialogues, own_cache):
 @pytest.fixture(autouse=True)
 def few_layers(monkeypatch):
     """The tiny target has no layers as deep as those that EAGLE-3 fuses."""
-    monkeypatch.setitem(recipes.TABLE, "eagle3", {**recipes.TABLE["eagle3"], "fused": [-4, -1]})
+    monkeypatch.setitem(recipes.TABLE, "eagle3", {**recipes.TABLE["eagle3"], "fused": [0.5, 1.0]})
 
 
 @pytest.fixture

@@ -38,9 +38,14 @@ def test_replay_is_the_real_run(name, pair, ready):
     replayed = {i: evaluation.steps_of(match) for i, match in evaluation.by_dialogue(head, spec, frozen, data)}
     assert [replayed[i] for i in range(12)] == real
     assert sum(map(sum, real)) > 5  # something was accepted
-    table = evaluation.measure(name, head, spec, frozen, data, ["a", "b"] * 6)
-    assert table["set"].tolist() == ["a", "b", "all"]
-    assert table["tau"].iloc[-1] == pytest.approx(12 * 20 / sum(map(len, real)))
+    prompts = pd.DataFrame({"set": ["a", "b", "tuning"] * 4, "id": range(12)})
+    counted = evaluation.counts(name, head, spec, frozen, data, prompts)
+    assert counted["steps"].tolist() == list(map(len, real))
+    assert counted["prompt"].tolist() == list(range(12))
+    table = evaluation.summed(counted).set_index("set")
+    assert table.index.tolist() == ["a", "b", "tuning", "all"]
+    reported = [steps for i, steps in enumerate(real) if i % 3 < 2]
+    assert table.loc["all", "tau"] == pytest.approx(8 * 20 / sum(map(len, reported)))
 
 
 def test_steps_of_a_known_text():
@@ -60,7 +65,7 @@ def test_by_rank_is_what_drafting_does(pair, ready):
     for parameter in head.parameters():
         parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     few = replace(data, start=data.start[:4], answer=data.answer[:3])
-    found = evaluation.by_rank(head, spec, frozen, pair.target, few, roots=4)
+    found = evaluation.by_rank(head, spec, frozen, pair.target, few, range(3), 4)
     kept, roots = branches.choose_roots(few, range(3), 4, seed=0)
     expected = []
     for i, at in zip(kept, roots.tolist(), strict=True):
@@ -83,16 +88,35 @@ def test_by_rank_is_what_drafting_does(pair, ready):
 
 
 def test_reports_are_recorded(pair, dialogues, hasty, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "held_out", lambda: dialogues[:12])
-    monkeypatch.setattr(evaluation, "held_out_prompts", lambda: pd.DataFrame({"set": ["a", "b"] * 6}))
+    monkeypatch.setattr(runs, "held_out", lambda _: dialogues[:12])
+    prompts = pd.DataFrame({"set": ["a", "b", "tuning"] * 4, "id": range(12)})
+    monkeypatch.setattr(evaluation, "held_out_prompts", lambda: prompts)
     with pytest.raises(ValueError, match="holds no trained heads"):
-        runs.report(pair, "test", folder=tmp_path, out=tmp_path / "report")
+        runs.report(pair, "test", folder=tmp_path, out=tmp_path)
     for name in ("eagle", "hass", "talf", "vdm"):
         runs.train(pair, name, "test", dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path)
-    table = runs.report(pair, "test", folder=tmp_path, out=tmp_path / "report")
-    assert table["head"].tolist() == [name for name in ("eagle", "hass", "talf", "vdm") for _ in range(3)]
-    assert table["set"].tolist() == ["a", "b", "all"] * 4
-    assert len(pd.read_csv(tmp_path / "report.csv")) == 12
-    ranks = runs.report_ranks(pair, "test", folder=tmp_path, out=tmp_path / "ranks")
+    runs.report(pair, "test", folder=tmp_path, out=tmp_path / "tables", every=1)
+    table, ranks, each = (
+        pd.read_csv(tmp_path / "tables" / f"heads_{x}.csv") for x in ("held_out", "by_rank", "by_prompt")
+    )
+    assert table["head"].tolist() == [name for name in ("eagle", "hass", "talf", "vdm") for _ in range(4)]
+    assert table["set"].tolist() == ["a", "b", "tuning", "all"] * 4
     assert ranks["rank"].tolist() == [1, 2, 3, 4, 5] * 3
-    assert json.loads((tmp_path / "ranks.json").read_text())["command"] == "test"
+    hits = each[(each["head"] == "hass") & (each["set"] != "tuning")].filter(like="rank").sum()
+    rows = ranks[ranks["head"] == "hass"]
+    assert hits.tolist() == pytest.approx((rows["accuracy"] * rows["roots"]).tolist(), rel=1e-3)
+    assert each[each["head"] == "vdm"].filter(like="rank").isna().all(axis=None)
+    assert json.loads((tmp_path / "tables" / "heads_by_rank.json").read_text())["command"] == "test"
+    assert 0.3 < json.loads((tmp_path / "vdm.json").read_text())["held_out"]["temperature"] < 3
+
+
+def test_the_temperature_is_the_one_that_calibrates(pair, ready):
+    """A head whose logits are all too large by a factor is told to divide by that factor more."""
+    frozen, data = ready
+    head, spec, _ = fresh(pair, "vdm")
+    quiet, loud = (
+        evaluation.temperature(head, spec, replace(frozen, rows=factor * frozen.rows), data, range(8))
+        for factor in (0.4, 0.5)
+    )
+    assert 0.31 < quiet < 2.99
+    assert loud == pytest.approx(1.25 * quiet, rel=1e-3)

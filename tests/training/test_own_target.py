@@ -1,0 +1,77 @@
+"""python -m specnb.training --pair: from a folder with a model to a head that drafts for it, through the commands."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tiny import FAMILIES, TEMPLATE, tokenizer
+from tiny_heads import QUICK
+
+from specnb import heads, models
+from specnb.lab import __main__ as laboratory
+from specnb.lab import sweep
+from specnb.training import __main__ as training
+from specnb.training import corpus, evaluation, recipes, writing
+
+CASES = {
+    "qwen2 with a chat template": ("qwen2", {"template": TEMPLATE}),
+    "llama without one": ("llama", {"bos": True}),
+    "gpt_neox without one": ("gpt_neox", {}),
+}
+
+
+@pytest.fixture(params=CASES)
+def folder(request, tmp_path, monkeypatch) -> str:
+    """A tiny random model with its tokenizer in ./tiny, and everything so short that it trains in seconds."""
+    monkeypatch.setenv("SPECNB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(corpus, "SHARD", 200)
+    monkeypatch.setattr(recipes.Recipe, "schedule", property(lambda recipe: replace(QUICK, seed=recipe.seed)))
+    short = {"longest_question": 60, "longest_answer": 24, "question_temperature": 3.0, "answer_temperature": 1.0}
+    monkeypatch.setattr(writing, "Settings", lambda rows, **_: SETTINGS(rows=rows, **short))
+    texts = ["Name three rivers.", "What is 2 + 2?"]
+    prompts = pd.DataFrame({"set": ["own", "tuning"], "id": ["rivers", "sum"], "text": texts})
+    monkeypatch.setattr(evaluation, "held_out_prompts", lambda: prompts)
+    family, options = CASES[request.param]
+    made = tokenizer(**options)
+    model = FAMILIES[family](vocab_size=len(made), bos_token_id=0, eos_token_id=1, max_position_embeddings=2048)
+    model.save_pretrained("tiny")
+    made.save_pretrained("tiny")
+    return "tiny"
+
+
+SETTINGS = writing.Settings
+
+
+def call(module, monkeypatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["command", *words])
+    module.main()
+
+
+def test_a_target_of_ones_own_gets_heads_that_draft_for_it(folder, monkeypatch, capsys):
+    own = ["--pair", folder, "--dtype", "float32"]
+    call(training, monkeypatch, "corpus", *own, "--tokens", "400", "--rows", "8")
+    call(training, monkeypatch, "corpus", *own, "--tokens", "200", "--rows", "8", "--guided")
+    written = corpus.load(Path("drafts_of_tiny/corpus"), Path("drafts_of_tiny/corpus/guided"))
+    assert sum(len(dialogue.answer) for dialogue in written) >= 600
+    call(training, monkeypatch, "held-out", *own)
+    names = ["vdm", "medusa", "eagle", "eagle3", "edd", "hass"]
+    call(training, monkeypatch, "train", *names, *own, "--vocabulary", "64")
+    call(training, monkeypatch, "report", *own)
+    table = pd.read_csv("drafts_of_tiny/results/heads_held_out.csv")
+    assert set(table["head"]) == set(names)
+    assert (table["tau"] >= 1).all()
+    target = models.load_pair(folder, dtype="float32").target
+    assert heads.load("drafts_of_tiny/drafts/edd", target)[1].hidden_layer == -3  # no deeper than its layers
+    methods = ["drafts_of_tiny/drafts/eagle:chain 2", "drafts_of_tiny/drafts/edd@1.5:pct 0.01"]
+    call(laboratory, monkeypatch, "race", *methods, "--pair", folder, "--texts", "--prompts", "rag-02", "--tokens", "9",
+         "--out", "texts")  # fmt: skip
+    assert sweep.load("texts.jsonl")["same"].all()
+
+
+def test_a_head_of_another_target_is_refused_with_the_command_that_makes_one(tmp_path):
+    target = FAMILIES["llama"]()
+    with pytest.raises(ValueError, match=r"`python -m specnb.training train NAME --pair FOLDER_OR_NAME`"):
+        heads.load("eagle", target)
