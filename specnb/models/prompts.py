@@ -57,16 +57,19 @@ def load(name: str) -> pd.DataFrame:
 
 
 def chosen(name: str) -> list[str]:
-    """Ids of prompts: all of a set for "own", the first four of each task for "own:4", of one domain for
-    "translation:4", or the id itself. ValueError on anything else."""
+    """Ids of prompts: all of a set for "own", the first four of each task for "own:4", its fifth to tenth for
+    "own:5-10", of one domain for "translation:4", or the id itself. ValueError on anything else."""
     kind, colon, count = name.partition(":")
-    if colon and not (count.isdecimal() and int(count)):
-        raise ValueError(f"{name!r}: behind the colon stands how many prompts, a whole number of at least 1")
+    first, dash, last = count.rpartition("-")
+    known = last.isdecimal() and (first.isdecimal() or not dash) and 1 <= int(first or 1) <= int(last)
+    if colon and not known:
+        raise ValueError(f"{name!r}: behind the colon stands how many prompts, 4 or 5-10, from 1 on")
     if kind not in (*SETS, *DOMAINS):
         text(name)  # ValueError if there is no such prompt
         return [name]
     rows = load(kind) if kind in SETS else own().query("task == @kind")
-    return rows.groupby("task", sort=False).head(int(count) if colon else None)["id"].tolist()
+    begin, end = int(first or 1) - 1, int(last) if colon else None
+    return rows.groupby("task", sort=False, group_keys=False).nth[begin:end]["id"].tolist()
 
 
 def domains(ids: Iterable[str]) -> list[str]:

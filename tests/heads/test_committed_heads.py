@@ -37,6 +37,7 @@ def test_cards_say_where_a_head_comes_from(name):
     assert curve["step"].iloc[-1] == card["steps"]
     assert curve["validation_loss"].min() == pytest.approx(card["best"]["validation_loss"], rel=1e-3)
     recorded = pd.read_csv(REPORT).query("head == @name and set == 'all'").iloc[0]
+    assert 0.5 < card["held_out"].pop("temperature", 1.0) < 2
     assert card["held_out"] == pytest.approx({key: recorded[key] for key in card["held_out"]})
 
 

@@ -59,8 +59,10 @@ def test_unknown_set_names_the_known_ones(name):
 
 
 @pytest.mark.parametrize("kind", ["own", "translation"])
-@pytest.mark.parametrize("count", ["-4", "many", "0", "", "2.5"])
+@pytest.mark.parametrize("count", ["-4", "many", "0", "", "2.5", "0-3", "5-4", "2-"])
 def test_behind_the_colon_stands_a_number_of_prompts(kind, count):
     assert prompts.chosen(f"{kind}:1")[-1:] == prompts.chosen(kind)[50 if kind == "own" else 0 :][:1]
-    with pytest.raises(ValueError, match=f"'{kind}:{count}': behind the colon stands how many prompts, a whole number"):
+    two = [*prompts.chosen(f"{kind}:4"), *prompts.chosen(f"{kind}:5-10")]
+    assert sorted(two) == sorted(prompts.chosen(kind))
+    with pytest.raises(ValueError, match=f"'{kind}:{count}': behind the colon stands how many prompts, 4 or 5-10"):
         prompts.chosen(f"{kind}:{count}")
