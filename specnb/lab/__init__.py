@@ -2,14 +2,16 @@
 
 ``methods`` has the grammar of names; ``run`` times a method on a prompt or compares its text; ``stats`` pairs and
 gives intervals; ``prices`` and ``replay`` forecast from counts; ``coinless`` compares verifiers; ``metrics`` measures
-acceptance; ``gpu`` holds what only a GPU is asked; ``sweep`` records blocks; ``experiments`` is the table of all
-recordings; ``commands`` are those of ``python -m specnb.lab``.
+acceptance; ``gpu`` is what only a GPU is asked; ``sweep`` records blocks; ``experiments`` is the table of recordings;
+``claims`` judges what the papers say by ``values`` of these, and by what needs no model: ``theorems`` on small cases,
+algorithms ``as_printed`` and the papers' ``arithmetic``; ``commands`` are those of ``python -m specnb.lab``.
 """
 
 from specnb import late
 
 __getattr__, __dir__ = late(
-    __name__, coinless="", gpu="", methods="", metrics="", prices="", replay="", sweep="",
+    __name__, arithmetic="", as_printed="", claims="", coinless="", gpu="", methods="", metrics="", prices="",
+    replay="", sweep="", theorems="", values="",
     experiments="EXPERIMENTS first_edition listing record recorded stale", run="greedy_text loaded race texts timed",
     stats="difference interval ratio speed_ups",
 )  # fmt: skip

@@ -5,6 +5,7 @@ missing (and resumes). A recording is stale if it was made with other heads than
 is gone, or has other columns than its reader; ``stale()`` says which are.
 """
 
+import hashlib
 import inspect
 import json
 import tomllib
@@ -24,7 +25,8 @@ from specnb.models import files, prompts
 from specnb.target import Target
 from specnb.training.__main__ import COMMANDS as TRAINING
 
-RESULTS = files.DATA / "results"
+RESULTS, CLAIMS = files.DATA / "results", files.DATA / "claims"
+JUDGED_BY = ("claim", "rows", "value", "methods", "statistic", "at", "direction", "bound")
 
 
 def alike_block(prompt: str, methods: Sequence[str], length: int) -> list[dict[str, object]]:
@@ -87,11 +89,22 @@ class Experiment:
     def measure(self, file: Path, command: str, executor: Executor | None = None, retry: bool = False) -> pd.DataFrame:
         """Measure the blocks that the file lacks; the table of all of them, see ``sweep.run``."""
         options = {"command": command, "heads": self.heads(), "executor": executor, "retry": retry}
+        options["plan"] = plan(self.name)
         return sweep.run(self.cell, CELLS[self.cell][0], self.blocks(), file, **options)
 
 
 TABLE = tomllib.loads((files.DATA / "experiments.toml").read_text("utf-8"))
 EXPERIMENTS = {name: Experiment(name, **row) for name, row in TABLE.items()}
+
+
+def plan(name: str) -> str:
+    """A hash of the tests by which claims on an experiment will be judged; empty if there are none.
+
+    Each recorded block carries it, so that it shows if a test was changed after the data were there.
+    """
+    tables = [pd.read_csv(path, dtype=str, keep_default_na=False) for path in sorted(CLAIMS.glob("*.csv"))]
+    rows = pd.concat([table.loc[table["experiment"] == name, [*JUDGED_BY]] for table in tables])
+    return hashlib.sha256(rows.to_csv(index=False).encode()).hexdigest()[:16] if len(rows) else ""
 
 
 def record(
@@ -180,7 +193,7 @@ def stale(folder: Path = RESULTS) -> dict[str, str]:
 
 def _columns(table: pd.DataFrame) -> set[str]:
     """The columns that a cell measured: not the block's settings, nor where it was measured."""
-    own = {"heads", "key", "cell", "processor", "device", "torch", "date", "command", "status", "error"}
+    own = {"heads", "key", "cell", "processor", "device", "torch", "date", "command", "plan", "status", "error"}
     cells = set(table["cell"]) & set(CELLS)
     settings = {name for cell in cells for name in inspect.signature(CELLS[cell][0]).parameters}
     return set(table.columns) - own - settings

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
+from itertools import product
 
 from specnb import drafters, growth, heads, models, verifiers
 from specnb.decode import Drafter, PlainDrafter, Verifier
@@ -177,6 +178,12 @@ def rule(name: str) -> growth.Growth:
     except (ValueError, TypeError) as error:
         settings = ", ".join(signature(GROWTH[kind]).parameters)
         raise ValueError(f"{name!r}: {kind} takes numbers with commas between: {settings} ({error})") from error
+
+
+def rules(names: Sequence[str]) -> dict[str, growth.Growth]:
+    """Growth rules by name, "chain {1 6}" being short for "chain 1" and "chain 6"."""
+    parts = [[part.split() if i % 2 else [part] for i, part in enumerate(re.split(r"[{}]", name))] for name in names]
+    return {spelt: rule(spelt) for choices in parts for spelt in map("".join, product(*choices))}
 
 
 def named(name: str, pair: models.Pair | None) -> Drafter:

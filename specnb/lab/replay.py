@@ -240,46 +240,59 @@ COLUMNS = ("rule", "steps", "nodes", "forwards", "fed", "everywhere", "ranks", "
 
 
 def rules_block(
-    prompt: str, head: str, rules: Sequence[str], length: int, k: int = 10, pair: str = models.EMBEDDED
+    prompt: str,
+    head: str,
+    rules: Sequence[str],
+    length: int,
+    k: int = 10,
+    pair: str = models.EMBEDDED,
+    wide: Sequence[str] = (),
+    lengths: Sequence[int] = (),
 ) -> list[dict[str, object]]:
-    """Every growth rule (``methods.rule``) replayed along the plain float32 text of one prompt; one row a rule.
+    """Every growth rule (``methods.rules``) replayed along the plain float32 text of one prompt; one row a rule.
 
     steps, nodes of the verified trees, draft forwards and nodes fed to the draft, in all steps; everywhere: tokens
     accepted from every place of the text, not only where steps begin; ranks: how many verified nodes were the first,
     second, … of their siblings. The row "chain" holds what became of the likeliest chain at every place
     (``chain_table``). "vct", whose 363 nodes no other rule wants, has a recording of its own.
+
+    wide: the rules whose trees are recorded, where a few hold those of all others. lengths: instead, one row a rule and
+    length, along the first so many tokens; what is counted at every place is left out.
     """
     found = loaded(pair, "float32")
     ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found)
     written = generate(found, ids, length, whole=True)
-    named = {name: methods.rule(name) for name in rules}
-    shared = {name: rule for name, rule in named.items() if name != "vct"}
+    named = methods.rules(rules)
+    shared = [methods.rule(name) for name in wide] or [rule for name, rule in named.items() if name != "vct"]
     with ALONE:
         target = Target(found.target)
-        wide = record(target, draft, Together(tuple(shared.values()), k=k), ids, written) if shared else None
+        common = record(target, draft, Together(tuple(shared), k=k), ids, written) if shared else None
         full = record(target, draft, named["vct"], ids, written) if "vct" in named else None
-    rows = [_counts(name, full if name == "vct" else wide, rule) for name, rule in named.items()]
-    chain = dict.fromkeys(rows[0], 0) | {"rule": "chain", "ranks": "", "chains": chains(wide or full)}
+    if lengths:
+        runs = [(name, n, run) for name, rule in named.items() for n, run in along(common, rule, lengths).items()]
+        empty = {"everywhere": 0, "ranks": "", "chains": ""}
+        return [{"rule": name, "length": n, **_sums(run), **empty} for name, n, run in runs]
+    rows = [_counts(name, full if name == "vct" else common, rule) for name, rule in named.items()]
+    chain = dict.fromkeys(rows[0], 0) | {"rule": "chain", "ranks": "", "chains": chains(common or full)}
     return [*(row | {"chains": ""} for row in rows), chain]
 
 
 def _counts(name: str, recording: Recording, rule: Growth) -> dict[str, object]:
     turns = [turn(recording, at, rule) for at in range(len(recording.text))]
     run = walk(len(recording.text), turns.__getitem__)
-    sizes, ranks = [turn.forwards for turn in run], [0] * 10
+    ranks = [0] * 10
     for each in run:
         tree, left = recording.trees[each.start], len(recording.text) - each.start - 1
         for node in regrow(tree, recording.scores[each.start], rule, min(left, recording.max_depth or left))[0][1:]:
             ranks[min(tree.children[tree.parent_list[node]].index(node), 9)] += 1
-    return {
-        "rule": name,
-        "steps": len(run),
-        "nodes": sum(each.nodes - 1 for each in run),
-        "forwards": sum(map(len, sizes)),
-        "fed": sum(map(sum, sizes)),
-        "everywhere": sum(each.accepted for each in turns),
-        "ranks": json.dumps(ranks),
-    }
+    return {"rule": name, **_sums(run), "everywhere": sum(each.accepted for each in turns), "ranks": json.dumps(ranks)}
+
+
+def _sums(run: Sequence[Turn]) -> dict[str, int]:
+    """steps, nodes, forwards and fed of a replayed run."""
+    sizes = [each.forwards for each in run]
+    nodes = sum(each.nodes - 1 for each in run)
+    return {"steps": len(run), "nodes": nodes, "forwards": sum(map(len, sizes)), "fed": sum(map(sum, sizes))}
 
 
 def chains(recording: Recording) -> str:

@@ -14,8 +14,10 @@ from scipy import stats
 RESAMPLES = 2000
 
 
-def interval(values: np.ndarray, statistic: Callable[[np.ndarray], float], *, seed: int = 0) -> tuple[float, float]:
-    """95 % BCa interval of a statistic of (prompts, …) values; the statistic itself twice where nothing varies.
+def interval(
+    values: np.ndarray, statistic: Callable[[np.ndarray], float], *, seed: int = 0, level: float = 0.95
+) -> tuple[float, float]:
+    """BCa interval of a statistic of (prompts, …) values, 95 %; the statistic itself twice where nothing varies.
 
     nan with fewer than two prompts.
     """
@@ -26,7 +28,7 @@ def interval(values: np.ndarray, statistic: Callable[[np.ndarray], float], *, se
         for method in ("BCa", "percentile"):
             found = stats.bootstrap(
                 (np.arange(len(values)),), lambda rows: statistic(values[rows]), vectorized=False,
-                n_resamples=RESAMPLES, method=method, rng=np.random.default_rng(seed),
+                n_resamples=RESAMPLES, method=method, confidence_level=level, rng=np.random.default_rng(seed),
             )  # fmt: skip
             low, high = map(float, found.confidence_interval)
             if np.isfinite([low, high]).all():

@@ -46,15 +46,17 @@ def run(
     *,
     command: str = "",
     heads: Mapping[str, str] | None = None,
+    plan: str = "",
     executor: Executor | None = None,
     retry: bool = False,
 ) -> pd.DataFrame:
     """Measure every block that the file does not hold yet; returns the table of all asked for, see ``load``.
 
     cell: the name under which measure is recorded, whatever the function is called. measure(**block) returns one row
-    or several. heads: hash by name of what was used; a block counts as recorded only under the same hashes. A block
-    that raises is recorded with its error and left alone by later runs unless retry. Raises ValueError, before any
-    work, on bad blocks or a file in use; RuntimeError if a pool breaks (what was recorded stays, run again).
+    or several. heads: hash by name of what was used; a block counts as recorded only under the same hashes. plan: a
+    hash of what will judge it, kept with it. A block that raises is recorded with its error and left alone by later
+    runs unless retry. Raises ValueError, before any work, on bad blocks or a file in use; RuntimeError if a pool
+    breaks (what was recorded stays, run again).
     """
     known = keys(cell, measure, blocks, heads or {})
     file = Path(file)
@@ -73,7 +75,8 @@ def run(
             with tqdm(desc=file.stem, **bar) as progress:
                 for key, outcome in _outcomes(measure, left, executor):
                     facts = provenance.facts(command) | outcome.pop("where", {})
-                    line = {"key": key, "cell": cell, "block": left[key], "heads": heads or {}, **facts, **outcome}
+                    said = {"heads": heads or {}, "plan": plan}
+                    line = {"key": key, "cell": cell, "block": left[key], **said, **facts, **outcome}
                     _append(file, line)
                     progress.update()
     except Timeout as error:
@@ -95,6 +98,7 @@ def load(file: str | Path) -> pd.DataFrame:
         where = {name: line[name] for name in ("key", "cell", "processor", "device", "torch", "date", "command")}
         fixed = {k: v for k, v in line["block"].items() if k not in rows and not isinstance(v, list | dict)}
         rows = rows.assign(status=rows.get("status", "ok"), error=rows.get("error", line["error"]))
+        where["plan"] = line.get("plan", "")
         rows.insert(0, "heads", [json.dumps(line["heads"], sort_keys=True)] * len(rows))
         tables.append(pd.concat([pd.DataFrame([fixed] * len(rows)), rows.assign(**where)], axis=1))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["key", "status", "error"])

@@ -1,9 +1,9 @@
 """What notebooks show: trees, masks, texts and charts, a stepper and explorers to drag, source code, paper tables.
 
 ``look`` has colours, style and files; ``trees`` and ``charts`` draw into Axes; ``stepper`` replays a generation;
-``explorers``, ``laws`` and ``growing`` are the other widgets, over one
-``explorer(controls, render)``; ``source`` displays an algorithm;
-``paper`` reads the papers' published numbers. Nothing here shows a figure by itself, and no room imports this one.
+``explorers``, ``laws`` and ``growing`` are the other widgets, over one ``explorer(controls, render)``; ``source``
+displays an algorithm; ``paper`` reads the papers' published numbers, ``verdicts`` draws what became of their claims.
+Nothing here shows a figure by itself, and no room imports this one.
 """
 
 from specnb.show import paper
@@ -18,3 +18,4 @@ from specnb.show.look import COLOURS, INK, LOOKS, save, use_style
 from specnb.show.source import source
 from specnb.show.stepper import stepper
 from specnb.show.trees import draw_tree, legend, score_notes, tree_table
+from specnb.show.verdicts import claims

@@ -152,11 +152,12 @@ def _loaded(pair: models.Pair, folder: Path, text: Path) -> Iterator[tuple]:
         yield path, head, spec, frozen, corpus_features(pair, dialogues, frozen.ids.cpu(), layers)
 
 
-def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Path = HELD_OUT, every: int = 3) -> None:
+def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Path = HELD_OUT) -> None:
     """Measure every head of a folder on the held-out text; three tables go to the folder OUT, figures to each card.
 
     heads_held_out: agreement and τ, see ``evaluation.summed``; heads_by_prompt: the counts behind them, prompt by
-    prompt, and hits by rank; heads_by_rank: SALF & TALF's figure 2b for EAGLE-type heads, on one in so many prompts.
+    prompt, with hits (rank) and summed confidence (sure) by rank at some roots; heads_by_rank: SALF & TALF's figure 2b
+    for EAGLE-type heads.
     ece: standard, of the largest probability; ece_paper: the paper's, of the probability of the target's token.
     temperature, on a card: what calibrates the head on "tuning" prompts.
     """
@@ -171,9 +172,10 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
         card, figures = Path(f"{path}.json"), {name: float(f"{value:.5g}") for name, value in figures.items()}
         files.write(card, files.to_json({**_facts(card), "held_out": figures}))
         if head[1].kind == "eagle":
-            some = prompts.index.difference(tuning)[::every]
-            rows = evaluation.by_rank(*head, pair.target, data, some)
-            table = table.join(rows.groupby(["dialogue", "rank"])["hit"].sum().unstack().add_prefix("rank"))
+            rows = evaluation.by_rank(*head, pair.target, data, prompts.index.difference(tuning))
+            sums = rows.groupby(["dialogue", "rank"])[["hit", "confidence"]].sum().unstack()
+            sums.columns = [f"{'rank' if what == 'hit' else 'sure'}{rank}" for what, rank in sums.columns]
+            table = table.join(sums.assign(roots=rows.groupby("dialogue").size() / evaluation.RANKS))
             for rank, group in rows.groupby("rank"):
                 hit, confidence, p_target = (group[x].to_numpy(float) for x in ("hit", "confidence", "p_target"))
                 ece = {"ece": heads.ece(confidence, hit), "ece_paper": heads.ece(p_target, hit)}

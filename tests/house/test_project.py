@@ -281,14 +281,19 @@ def test_lines_of_code_are_counted():
 
 
 def test_the_house_is_small():
-    """Marks of the second edition: 6,800 lines of code in all, the loop 850, all but training, lab and show 3,800."""
-    rooms = dict.fromkeys(("loop", *ROOMS), 0)
+    """Marks of the second edition: the loop 850 lines of code, all but training, lab and show 3,800, all 7,050.
+
+    The papers' theorems, algorithms and sums, checked case by case (what exact claims name), have a mark of their own.
+    """
+    rooms = dict.fromkeys(("loop", "facts", *ROOMS), 0)
     for path in MODULES:
         first, *rest = path.relative_to(ROOT / "specnb").parts
-        rooms[first if rest else "loop"] += code_lines(path.read_text(encoding="utf-8"))
+        room = "facts" if path.stem in ("theorems", "as_printed", "arithmetic") else first if rest else "loop"
+        rooms[room] += code_lines(path.read_text(encoding="utf-8"))
+    assert rooms.pop("facts") <= 520
     assert rooms["loop"] <= 850
     assert sum(rooms[name] for name in rooms if name not in ("training", "lab", "show")) <= 3800
-    assert sum(rooms.values()) <= 6800, rooms
+    assert sum(rooms.values()) <= 7050, rooms
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

@@ -23,8 +23,7 @@ def test_every_experiment_can_be_measured(name):
     numbers = {path.name[:2] for path in (files.ROOT / "notebooks").glob("*.ipynb")}
     assert set(wanted.feeds) <= numbers
     assert wanted.minutes > 0
-    for rule in wanted.settings.get("rules", ()):
-        methods.rule(rule)
+    assert len(methods.rules(wanted.settings.get("rules", ()))) >= len(wanted.settings.get("rules", ()))
     drawn = [n for n in wanted.settings.get("methods", ()) if " swor" in n or " iid" in n]
     assert not drawn or wanted.settings["temperature"] > 0
 
@@ -52,7 +51,7 @@ def record_one(folder, monkeypatch, columns=None, name="ptd_alike"):
     row = dict.fromkeys(columns or sorted(experiments.CELLS["alike"][1]), 0.5) | {"method": "ptd"}
     measure = lambda prompt, methods, length: [row]  # noqa: E731
     monkeypatch.setitem(experiments.CELLS, "alike", (measure, experiments.CELLS["alike"][1]))
-    return experiments.record(name, only=["rag-02"], folder=folder)
+    return experiments.record(name, only=["rag-05"], folder=folder)
 
 
 def test_a_recording_says_its_command_and_is_read_back(tmp_path, monkeypatch):

@@ -227,3 +227,21 @@ def test_rules_along_one_recording(smollm2, monkeypatch):
     assert first["alive"].all()
     assert len(first) == 12
     assert ((chains["path"] <= chains["confidence"] + 1e-9) & (chains["hit"] <= chains["alive"])).all()
+
+
+@pytest.mark.model
+def test_a_few_wide_rules_hold_the_others_at_every_length(smollm2, monkeypatch):
+    """One long recording of two rules says of all others what recordings of their own, of each length, say."""
+    monkeypatch.setattr(replay, "loaded", lambda *_: smollm2)
+    names, counts = ["chain {2 4}", "dynatree 3,2,{0.05 0.2},16"], ("steps", "nodes", "forwards", "fed")
+    wide = {"wide": ["chain 4", "dynatree 3,2,0.01,64"], "lengths": [6, 12]}
+    rows = replay.rules_block("rag-02", "vdm", names, 12, k=2, **wide)
+    assert all(set(row) == {*replay.COLUMNS, "length"} for row in rows)
+    for n in (6, 12):
+        alone = [row for row in replay.rules_block("rag-02", "vdm", names, n, k=2) if row["rule"] != "chain"]
+        cut = [row for row in rows if row["length"] == n]
+        assert [[row[name] for name in ("rule", *counts)] for row in cut] == [
+            [row[name] for name in ("rule", *counts)] for row in alone
+        ]
+    with pytest.raises(ValueError, match="record with a wider"):
+        replay.rules_block("rag-02", "vdm", ["dynatree 3,2,0.05,16"], 12, k=2, wide=["chain 4"])

@@ -95,7 +95,7 @@ def test_reports_are_recorded(pair, dialogues, hasty, tmp_path, monkeypatch):
         runs.report(pair, "test", folder=tmp_path, out=tmp_path)
     for name in ("eagle", "hass", "talf", "vdm"):
         runs.train(pair, name, "test", dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path)
-    runs.report(pair, "test", folder=tmp_path, out=tmp_path / "tables", every=1)
+    runs.report(pair, "test", folder=tmp_path, out=tmp_path / "tables")
     table, ranks, each = (
         pd.read_csv(tmp_path / "tables" / f"heads_{x}.csv") for x in ("held_out", "by_rank", "by_prompt")
     )

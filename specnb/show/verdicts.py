@@ -1,0 +1,60 @@
+"""A paper's claims as one picture: its effect and our interval on an axis per claim, coloured by verdict."""
+
+import textwrap
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from specnb.show.look import COLOURS, INK
+
+VERDICTS = {
+    "reproduced": COLOURS["accepted"],
+    "same setting": COLOURS["recovered"],
+    "undecided": "#CCBB44",
+    "contradicted": COLOURS["rejected"],
+    "not attempted": "#BBBBBB",
+    "not recorded": "#BBBBBB",
+}
+
+
+def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """What ``lab.claims.judged`` found, a row a claim: a line at the bound, the paper's effect, our 95 % interval.
+
+    Every row has a scale of its own, so that its bound stands in the middle; numbers stand at the right. Within: the
+    margin is shaded. Exact claims say how many cases hold.
+    """
+    if ax is None:
+        tall = 0.5 * len(table) + 0.8
+        ax = plt.figure(figsize=(13, tall)).add_axes((0.5, 0.6 / tall, 0.24, 1 - 0.7 / tall))
+    for y, row in enumerate(table.itertuples()):
+        colour, effect = VERDICTS[row.verdict], float(row.effect or "nan")
+        words, bold = row.verdict, {"color": INK, "va": "center", "fontsize": 11}
+        if np.isfinite(row.low):
+            bound, within = float(row.bound), row.direction == "within"
+            middle = 0.0 if within else bound
+            seen = [x - middle for x in (row.low, row.high, effect, middle + bound * within) if np.isfinite(x)]
+            scale = 1.1 * max(map(abs, seen)) or 1.0
+            low, ours, high, paper = ((x - middle) / scale for x in (row.low, row.ours, row.high, effect))
+            if within:
+                ax.barh(y, 2 * bound / scale, 0.8, -bound / scale, color="#EEEEEE", lw=0)
+            ax.plot([0, 0], [y - 0.4, y + 0.4], color=INK, lw=1)
+            ax.plot([low, high], [y, y], color=colour, lw=5, solid_capstyle="butt")
+            ax.plot(ours, y, "o", color=colour, mec=INK, ms=7)
+            ax.plot(paper, y, "D", mfc="white", mec=INK, ms=7)
+            words = f"{row.ours:.2f} [{row.low:.2f}, {row.high:.2f}]"
+        elif np.isfinite(row.prompts):
+            words = f"{row.ours:.0f} of {row.prompts:.0f} cases"
+        said = textwrap.fill(f"{row.where}: {row.says}", 72, max_lines=2, placeholder=" …")
+        ax.text(-1.1, y, said, ha="right", **bold | {"fontsize": 10})
+        ax.text(1.2, y, words + (f"   (paper {effect:.2f})" if np.isfinite(effect) else ""), **bold)
+        ax.plot(1.12, y, "s", color=colour, ms=9, clip_on=False)
+    ax.set(xlim=(-1.04, 1.04), ylim=(len(table) - 0.4, -0.6), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    counts = {name: int((table["verdict"] == name).sum()) for name in VERDICTS}
+    marks = [Line2D([], [], color=VERDICTS[name], lw=5, label=f"{name}: {n}") for name, n in counts.items() if n]
+    marks += [Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper")]
+    ax.figure.legend(handles=marks, loc="lower center", ncols=len(marks), fontsize=11)
+    return ax
