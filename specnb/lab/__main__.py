@@ -2,6 +2,7 @@
 
 python -m specnb.lab list                                     what is recorded, and what is not
 python -m specnb.lab record NAME …                            record experiments; resumes
+python -m specnb.lab claims [PAPER]                           what became of the papers' claims
 python -m specnb.lab race METHOD … --prompts own:1 --out F    any methods on any prompts, recorded in F.jsonl
 python -m specnb.lab price HEAD … --out F                     cost curves of the target and of heads
 python -m specnb.lab gpu                                      all that a GPU is asked, in some minutes; resumes
@@ -36,6 +37,8 @@ def main() -> None:
     model.add_argument("--out", required=True, help="writes OUT.jsonl")
     parts = parser.add_subparsers(dest="what", required=True)
     parts.add_parser("list", help="the table of experiments and its state").set_defaults(what="listing")
+    part = parts.add_parser("claims", help="verdicts on the papers' claims, counted, or one paper's")
+    part.add_argument("paper", nargs="?", help="ptd, traversal, dynatree, edd_pct or salf_talf")
     part = parts.add_parser("record", parents=[where], help="record experiments; resumes")
     part.add_argument("names", nargs="+", metavar="NAME", help="as `list` names them")
     part.add_argument("--prompts", nargs="+", default=(), help="only these prompts of the experiment")

@@ -57,6 +57,14 @@ def plan(paper: str) -> pd.DataFrame:
     return table
 
 
+def recorded(row) -> bool:
+    """Whether all that a claim compares is there: every block of its experiment, or the heads by name."""
+    if row.experiment != "heads":
+        return experiments.missing(row.experiment) == 0
+    path = experiments.RESULTS / "heads_by_prompt.csv"
+    return path.exists() and set(row.methods.split(" ; ")) <= set(pd.read_csv(path)["head"])
+
+
 def measured(row) -> dict[str, float]:
     """What our data say to a claim: ours, with its 95 % interval over prompts, and their number."""
     table = values(row.experiment)
@@ -93,7 +101,7 @@ def judged(paper: str) -> pd.DataFrame:
     """The plan with the columns ours, low, high, prompts and verdict: of a paper's claims, from the recordings.
 
     verdict: reproduced, contradicted, undecided, same setting (an exact claim all of whose cases hold, else
-    contradicted), not attempted; "not recorded" until its experiment is.
+    contradicted), not attempted; "not recorded" until its experiment is, as a whole.
     """
     rows = []
     for row in plan(paper).itertuples():
@@ -103,9 +111,15 @@ def judged(paper: str) -> pd.DataFrame:
             cases = FACTS[row.methods]()
             word = "same setting" if all(cases) else "contradicted"
             rows.append({"ours": sum(cases), "prompts": len(cases), "verdict": word})
-        elif row.experiment != "heads" and not (experiments.RESULTS / f"{row.experiment}.jsonl").exists():
+        elif not recorded(row):
             rows.append({"verdict": "not recorded"})
         else:
             found = measured(row)
             rows.append(found | {"verdict": verdict(found["low"], found["high"], row.direction, float(row.bound))})
     return plan(paper).join(pd.DataFrame(rows, columns=["ours", "low", "high", "prompts", "verdict"]))
+
+
+def summary() -> pd.DataFrame:
+    """How many claims of each paper have which verdict."""
+    found = pd.concat([judged(paper).assign(paper=paper) for paper in PAPERS])
+    return pd.crosstab(found["paper"], found["verdict"]).loc[list(PAPERS)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from specnb import models
+from specnb.lab import claims as judging
 from specnb.lab import experiments, methods, run, stats
 from specnb.lab.experiments import Experiment
 from specnb.models import prompts, provenance
@@ -126,6 +127,16 @@ def record(options: argparse.Namespace) -> pd.DataFrame:
             tables.append(experiments.record(name, only=options.prompts, executor=executor, retry=options.retry))
             print(f"{name}: {tables[-1]['key'].nunique()} blocks, {sum(tables[-1]['status'] == 'failed')} failures")
     return pd.concat(tables)
+
+
+def claims(options: argparse.Namespace) -> pd.DataFrame:
+    """The papers' claims: how many have which verdict, or one paper's with its tests."""
+    if not options.paper:
+        print(judging.summary().to_string())
+    else:
+        table = judging.judged(options.paper).set_index("claim")
+        print(table[["where", "effect", "ours", "low", "high", "prompts", "verdict"]].round(3).to_string())
+    return pd.DataFrame({"status": []})
 
 
 def listing(options: argparse.Namespace) -> pd.DataFrame:

@@ -155,15 +155,20 @@ def check(name: str) -> str:
     return name
 
 
+def missing(name: str, folder: Path = RESULTS) -> int:
+    """How many blocks of an experiment are not recorded, with the committed heads and the present settings."""
+    table, known = sweep.load(folder / f"{name}.jsonl"), EXPERIMENTS[check(name)].keys()
+    return len(set(known) - set(table["key"][table["status"] == "ok"]))
+
+
 def listing(folder: Path = RESULTS) -> pd.DataFrame:
     """One row an experiment: name, notebooks it feeds, cell, blocks recorded and in all, minutes, state."""
     problems, rows = stale(folder), []
     for name, wanted in EXPERIMENTS.items():
-        known, path = wanted.keys(), folder / f"{name}.jsonl"
-        table = sweep.load(path)
-        done = len(set(table["key"][table["status"] == "ok"]) & set(known))
-        state = problems.get(path.name) or ("complete" if done == len(known) else "begun" if done else "to record")
-        rows.append((name, " ".join(wanted.feeds), wanted.cell, done, len(known), wanted.minutes, state))
+        count = len(wanted.blocks())
+        done = count - missing(name, folder)
+        state = problems.get(f"{name}.jsonl") or ("complete" if done == count else "begun" if done else "to record")
+        rows.append((name, " ".join(wanted.feeds), wanted.cell, done, count, wanted.minutes, state))
     return pd.DataFrame(rows, columns=["name", "notebooks", "cell", "recorded", "blocks", "minutes", "state"])
 
 

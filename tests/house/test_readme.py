@@ -98,7 +98,7 @@ def understood(line: str, monkeypatch) -> bool:
             commands.checked_prompts(options)
         raise Parsed
 
-    for name in ("race", "price", "record", "listing", "gpu"):
+    for name in ("race", "price", "record", "listing", "gpu", "claims"):
         monkeypatch.setattr(commands, name, check)
     monkeypatch.setattr(models.packing, "possible", lambda dtype: True)
     monkeypatch.setattr(models.pairs, "device", lambda: torch.device("cpu"))

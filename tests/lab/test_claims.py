@@ -1,5 +1,7 @@
 """Claims: plans that make sense, verdicts by rule, values as recorded, and tests fixed before the data."""
 
+import re
+import sys
 from itertools import product
 from types import SimpleNamespace
 
@@ -7,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specnb.lab import __main__ as laboratory
 from specnb.lab import claims, experiments, methods, sweep
 from specnb.models import files
 from specnb.training import recipes
@@ -166,3 +169,26 @@ def test_a_plan_without_sense_is_refused(change, message, tmp_path, monkeypatch)
     monkeypatch.setattr(experiments, "CLAIMS", tmp_path)
     with pytest.raises(ValueError, match=message):
         claims.plan("ptd")
+
+
+def test_claims_are_counted_and_listed(monkeypatch, capsys):
+    """The command prints what the rule gives: all of a paper's claims, and the exact ones judged."""
+    monkeypatch.setattr(sys, "argv", ["lab", "claims"])
+    laboratory.main()
+    said = capsys.readouterr().out
+    assert all(paper in said for paper in PAPERS)
+    monkeypatch.setattr(sys, "argv", ["lab", "claims", "dynatree"])
+    laboratory.main()
+    said = capsys.readouterr().out
+    assert all(claim in said for claim in claims.plan("dynatree")["claim"])
+    assert re.search(r"greedy-theorem .* 36.0 +same setting", said)
+    assert re.search(r"pruned-below-threshold .* contradicted", said)
+
+
+def test_a_claim_is_judged_once_all_its_blocks_are_there(monkeypatch):
+    """Not before, whatever a part of them says."""
+    row = next(row for row in claims.plan("ptd").itertuples() if row.experiment == "ptd_speed")
+    monkeypatch.setattr(experiments, "missing", lambda name: 1)
+    assert not claims.recorded(row)
+    monkeypatch.setattr(experiments, "missing", lambda name: 0)
+    assert claims.recorded(row)
