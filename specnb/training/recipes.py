@@ -27,7 +27,7 @@ class Recipe:
     fused: Sequence[float] = ()
     count: int = 1
     parent: str | None = None
-    epochs: int = 8
+    epochs: int = 3
     lr: float = Schedule.lr
     tokens: int = 0
     roots: int = 0
