@@ -12,7 +12,7 @@ An exact claim names a function of FACTS under methods, whose cases all have to 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -65,9 +65,8 @@ def recorded(row) -> bool:
     return path.exists() and set(row.methods.split(" ; ")) <= set(pd.read_csv(path)["head"])
 
 
-def measured(row) -> dict[str, float]:
-    """What our data say to a claim: ours, with its 95 % interval over prompts, and their number."""
-    table = values(row.experiment)
+def measured(row, table: pd.DataFrame) -> dict[str, float]:
+    """What our data, a table of ``values``, say to a claim: ours, its 95 % interval over prompts, and their number."""
     table, value, names = table.query(row.rows) if row.rows else table, row.value, row.methods.split(" ; ")
     if value.startswith("speed at "):
         table = table.assign(**{value: priced(table, value)})
@@ -103,8 +102,9 @@ def judged(paper: str) -> pd.DataFrame:
     verdict: reproduced, contradicted, undecided, same setting (an exact claim all of whose cases hold, else
     contradicted), not attempted; "not recorded" until its experiment is, as a whole.
     """
-    rows = []
-    for row in plan(paper).itertuples():
+    claimed, rows = plan(paper), []
+    read = cache(values)  # several claims are on one recording
+    for row in claimed.itertuples():
         if not row.experiment:
             rows.append({"verdict": "not attempted"})
         elif row.experiment == "exact":
@@ -114,9 +114,9 @@ def judged(paper: str) -> pd.DataFrame:
         elif not recorded(row):
             rows.append({"verdict": "not recorded"})
         else:
-            found = measured(row)
+            found = measured(row, read(row.experiment))
             rows.append(found | {"verdict": verdict(found["low"], found["high"], row.direction, float(row.bound))})
-    return plan(paper).join(pd.DataFrame(rows, columns=["ours", "low", "high", "prompts", "verdict"]))
+    return claimed.join(pd.DataFrame(rows, columns=["ours", "low", "high", "prompts", "verdict"]))
 
 
 def summary() -> pd.DataFrame:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 
 from specnb import models
-from specnb.lab import claims as judging
 from specnb.lab import experiments, methods, run, stats
 from specnb.lab.experiments import Experiment
 from specnb.models import prompts, provenance
@@ -131,6 +130,8 @@ def record(options: argparse.Namespace) -> pd.DataFrame:
 
 def claims(options: argparse.Namespace) -> pd.DataFrame:
     """The papers' claims: how many have which verdict, or one paper's with its tests."""
+    from specnb.lab import claims as judging  # now: it brings what no other command needs
+
     if not options.paper:
         print(judging.summary().to_string())
     else:

@@ -117,17 +117,16 @@ def test_a_changed_test_is_noticed(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def toy(monkeypatch):
+def toy():
     """Twenty prompts and four methods: "a" is .2 better than "b" on each, "c" and "d" are noise around "b"."""
     rng = np.random.default_rng(0)
     level = rng.normal(2, 0.3, size=20)
     methods = {"a": level + 0.2, "b": level, **{n: level + rng.normal(0, 0.1, size=20) for n in "cd"}}
     rows = [{"prompt": i, "method": n, "tau": x, "set": "own"} for n, xs in methods.items() for i, x in enumerate(xs)]
-    monkeypatch.setattr(claims, "values", lambda _: pd.DataFrame(rows))
 
     def measured(**changes) -> dict:
         row = {"claim": "toy", "experiment": "toy", "rows": "", "value": "tau", "methods": "a ; b", "at": ""}
-        return claims.measured(SimpleNamespace(**{**row, "statistic": "difference", **changes}))
+        return claims.measured(SimpleNamespace(**{**row, "statistic": "difference", **changes}), pd.DataFrame(rows))
 
     return measured
 
