@@ -20,17 +20,18 @@ class LookaheadDrafter(Reader):
     into a pool (up to ``guesses`` per first token), and the window moves on by one. Candidates: the pool's n-grams
     behind the last token, as a trie. While the window fills, N − 2 steps, no columns enter it.
     from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (POOL_FROM_PROMPT).
-    The window begins with random tokens of the prompt, from a stream of its own (seed). Unlike the public code, a
-    whole accepted n-gram is followed by the bonus token, and guesses with a common beginning share its nodes.
+    The window begins with random tokens of the prompt, from a stream of its own (seed). Unlike in the public
+    code, guesses with a common beginning share its nodes, and a whole accepted n-gram is followed by the bonus token;
+    bonus=False cuts the candidates by their last token, so that no step earns more than level − 1, as it does there.
     Raises ValueError for window < 1, guesses < 1 and level < 3 (there is no window below).
     """
 
     def __init__(
-        self, window: int = 15, level: int = 5, guesses: int = 15, *, from_prompt: bool = False, keys: int = 4096,
-        seed: int = 0,
+        self, window: int = 15, level: int = 5, guesses: int = 15, *, from_prompt: bool = False, bonus: bool = True,
+        keys: int = 4096, seed: int = 0,
     ):  # fmt: skip
         self.window, self.level, self.guesses = window, level, guesses
-        self.from_prompt, self.keys, self.seed = from_prompt, keys, seed
+        self.from_prompt, self.bonus, self.keys, self.seed = from_prompt, bonus, keys, seed
         at_least_one(self, "window", "guesses", "keys")
         if level < 3:
             raise ValueError(f"level, the length of the n-grams, must be at least 3, got {level}")
@@ -51,7 +52,7 @@ class LookaheadDrafter(Reader):
 
     def propose(self, coins, max_depth) -> Draft:
         rows = Rows(self.text[-1])
-        candidates = cut(self.pool.get(self.text[-1]), max_depth)
+        candidates = cut(self.pool.get(self.text[-1]), max_depth if self.bonus else min(max_depth, self.level - 2))
         rows.add_trie(candidates, 0)
         column = [0, *rows.add_trie(trie_of(self.levels[:1]), 0)]  # the last row of every column
         for level in self.levels[1:]:

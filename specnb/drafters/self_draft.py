@@ -45,19 +45,21 @@ class SelfDrafter(Reader):
     after a few steps its prefix, too, is text that the target wrote (the public code's always_fwd_one).
     All (1 + gram)-grams of columns and text enter a pool (``grams`` latest per first token; gram is cut to length − 1,
     so that column 0 has some). Candidates: the pool's grams behind the last token and, with a corpus, its
-    continuations. Defaults are the public code's, where columns and prefixes come to about 30 auxiliary nodes; unlike
-    there, the pool is filled and asked from the first step on. The prefixes come from a stream of their own (seed).
+    continuations. bonus=False cuts both to gram − 1 tokens, so that no step earns more than ``gram``, as in the public
+    code, where no token follows a whole accepted gram. Defaults are that code's, where columns and prefixes come to
+    about 30 auxiliary nodes; unlike there, the pool is filled and asked from the first step on. The prefixes come
+    from a stream of their own (seed).
     Raises ValueError for bounds below 1, and for length < 3.
     """
 
     def __init__(
         self, branches: int = 6, length: int = 6, *, gram: int = 4, grams: int = 10, corpus: Corpus | None = None,
-        keys: int = 4096, seed: int = 0,
+        bonus: bool = True, keys: int = 4096, seed: int = 0,
     ):  # fmt: skip
         if length < 3:
             raise ValueError(f"length, of a branch with its prefix, must be at least 3, got {length}")
         self.branches, self.levels, self.gram, self.grams = branches, length - 2, min(gram, length - 1), grams
-        self.corpus, self.keys, self.seed = corpus, keys, seed
+        self.corpus, self.bonus, self.keys, self.seed = corpus, bonus, keys, seed
         at_least_one(self, "branches", "gram", "grams", "keys")
         self.reach = length  # how far behind the text a draft node may lie
 
@@ -82,7 +84,7 @@ class SelfDrafter(Reader):
         rows, known = Rows(self.text[-1]), self.pool.get(self.text[-1])
         if self.corpus is not None:
             absorb(known, self.corpus.get(self.text))
-        candidates = cut(known, max_depth)
+        candidates = cut(known, max_depth if self.bonus else min(max_depth, self.gram - 1))
         rows.add_trie(candidates, 0)
         self.last = [[0, *rows.add_trie(trie_of([[*prefix, *levels]]), 0)][-1] for prefix, levels in self.columns]
         return rows.draft(size(candidates))

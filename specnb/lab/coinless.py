@@ -58,12 +58,13 @@ def verifiers_block(
     seed: int = 0,
     pair: str = models.EMBEDDED,
     dtype: str = "float32",
+    packed: bool = False,
 ) -> list[dict[str, object]]:
     """``compare`` on one prompt for every head and shape ("kary 2,5", "eagle_25"); one row a head, shape and rule.
 
     Columns: method ("head:shape"), rule, steps, and means over steps of tau, given and nodes.
     """
-    found, rows = loaded(pair, dtype), []
+    found, rows = loaded(pair, dtype, packed), []
     ids = found.encode(prompts.text(prompt))
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed}
     for head, shape in product(heads, shapes):

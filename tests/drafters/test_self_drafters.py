@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,7 @@ DRAFTERS = {
     "ptd, sampled": lambda: ProgressiveDrafter(expand="sample"),
     "ptd, without feedback": lambda: ProgressiveDrafter(feedback=False),
     "self-draft": SelfDrafter,
-    "self-draft, corpus": lambda: SelfDrafter(corpus=Corpus([[3, 1, 4, 1, 5, 9, 2, 6]])),
+    "self-draft, corpus": partial(SelfDrafter, corpus=Corpus([[3, 1, 4, 1, 5, 9, 2, 6]])),
     "lookahead": lambda: LookaheadDrafter(7, 5, 7),
     "lookahead, prompt": lambda: LookaheadDrafter(7, 5, 7, from_prompt=True),
 }
@@ -53,6 +54,13 @@ def test_reach_is_how_deep_auxiliary_nodes_go(name):
 def test_settings_without_sense_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("make", [partial(LookaheadDrafter, 7, 5, 7), SelfDrafter, DRAFTERS["self-draft, corpus"]])
+def test_without_bonus_a_whole_gram_of_four_earns_four_tokens_and_with_it_five(make):
+    for bonus, most in ((False, 4), (True, 5)):
+        out = decode(Target(TINY), make(bonus=bonus), verifiers.greedy, [3, 1, 4, 1, 5], max_new_tokens=80)
+        assert max(len(step.tokens) for step in out.steps) == most
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
