@@ -4,13 +4,13 @@
 gives intervals; ``prices`` and ``replay`` forecast from counts; ``coinless`` compares verifiers; ``metrics`` measures
 acceptance; ``gpu`` is what only a GPU is asked; ``sweep`` records blocks; ``experiments`` is the table of recordings;
 ``claims`` judges what the papers say by ``values`` of these, and by what needs no model: ``theorems`` on small cases,
-algorithms ``as_printed`` and the papers' ``arithmetic``; ``commands`` are those of ``python -m specnb.lab``.
+algorithms ``as_printed``, ``arithmetic`` of the numbers in each ``paper``; ``commands`` run all from the shell.
 """
 
 from specnb import late
 
 __getattr__, __dir__ = late(
-    __name__, arithmetic="", as_printed="", claims="", coinless="", gpu="", methods="", metrics="", prices="",
+    __name__, arithmetic="", as_printed="", claims="", coinless="", gpu="", methods="", metrics="", paper="", prices="",
     replay="", sweep="", theorems="", values="",
     experiments="EXPERIMENTS first_edition listing record recorded stale", run="greedy_text loaded race texts timed",
     stats="difference interval ratio speed_ups",

@@ -8,18 +8,16 @@ import numpy as np
 import pandas as pd
 
 from specnb.growth import EAGLE_25
-from specnb.models import files
+from specnb.lab import paper
 
 CLOSE = 1e-9  # far below every rounding
 SALF_TASKS, SALF_RIVALS = ["MT-bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DM"], ["EAGLE-2", "HASS"]
 DEEPSEEK = "Deepseek-R1-Distill-Llama-8B"
 
 
-def printed(paper: str, *items: str) -> pd.DataFrame:
-    """The printed numbers of tables, or of "Text", one a row; the keys of their settings are columns of their own."""
-    table = pd.read_csv(files.DATA / "paper" / f"{paper}.csv", thousands=",").query("item in @items")
-    settings = [dict(part.split("=", 1) for part in text.split("; ")) for text in table["setting"]]
-    return table.join(pd.DataFrame(settings, index=table.index)).dropna(subset="value")
+def printed(name: str, *items: str) -> pd.DataFrame:
+    """The printed numbers of a paper's tables, or of "Text", one a row, see ``paper.rows``."""
+    return paper.rows(name, *items).dropna(subset="value")
 
 
 def _wide(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:

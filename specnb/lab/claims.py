@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from specnb.lab import arithmetic, as_printed, experiments, stats, theorems
+from specnb.lab.paper import PAPERS
 from specnb.lab.values import priced, values
 
-PAPERS = ("ptd", "traversal", "dynatree", "edd_pct", "salf_talf")
 FACTS = {name: found for room in (theorems, as_printed, arithmetic) for name, found in vars(room).items()}
 COLUMNS = (
     "claim", "where", "says", "effect", "experiment", "rows", "value", "methods", "statistic", "at", "direction",

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.optimize import linprog
 from torch import Tensor
@@ -20,7 +19,7 @@ from specnb.exact import enumeration as exact
 from specnb.exact import gallery
 from specnb.growth import EAGLE_25, Eagle2, Growth, Salf, Static, chain, kary
 from specnb.growth.textbook import Path, salf
-from specnb.models import files
+from specnb.lab import paper
 from specnb.sampling import Coins, RandomCoins, Warp
 from specnb.tree import Draft, Drawn, TokenTree
 from specnb.verifiers import textbook
@@ -110,8 +109,7 @@ def traversal_table_1() -> list[bool]:
     siblings of a rejected a; two siblings are accepted more often if drawn without replacement, in four worlds at three
     temperatures; the lower the temperature, the larger the difference, in the paper's world and on average.
     """
-    table = pd.read_csv(files.DATA / "paper" / "traversal.csv").query("item == 'Table 1'")
-    printed = table.set_index(["row", "column"])["value"]
+    printed = paper.rows("traversal", "Table 1").set_index(["row", "column"])["value"]
     found = np.zeros((3, 3))
     for (draft, verdict), mass in _steps(textbook.token_level, chain(1), *TABLE_1).items():
         x = draft.tree.token_list[1]

@@ -1,12 +1,11 @@
-"""What notebooks show: trees, masks, texts and charts, a stepper and explorers to drag, source code, paper tables.
+"""What notebooks show: trees, masks, texts and charts, a stepper and explorers to drag, source code.
 
 ``look`` has colours, style and files; ``trees`` and ``charts`` draw into Axes; ``stepper`` replays a generation;
 ``explorers``, ``laws`` and ``growing`` are the other widgets, over one ``explorer(controls, render)``; ``source``
-displays an algorithm; ``paper`` reads the papers' published numbers, ``verdicts`` draws what became of their claims.
+displays an algorithm; ``verdicts`` draws what became of the papers' claims.
 Nothing here shows a figure by itself, and no room imports this one.
 """
 
-from specnb.show import paper
 from specnb.show.charts import draw_mask, draw_reliability, draw_text, kinds, ranked, trend
 from specnb.show.explorers import (
     explorer, growth_explorer, race_explorer, sweep_explorer, threshold_explorer,

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specnb.lab import paper
 from specnb.models import files
-from specnb.show import paper
 
 HEADER = ["paper", "item", "setting", "row", "column", "value", "error", "unit", "status", "note"]
 # Everything with a caption in the five papers, with the panels that have rows of their own.

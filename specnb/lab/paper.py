@@ -1,4 +1,4 @@
-"""Published numbers of the five papers: ``load`` and ``select`` rows, list ``items``, lay one out as a ``table``.
+"""Published numbers of the five papers: ``load``, ``rows`` of some items, ``select`` among them, one as a ``table``.
 
 Every table and figure has rows, also those without printed numbers.
 """
@@ -27,24 +27,33 @@ def load(paper: str | None = None) -> pd.DataFrame:
     return raw.assign(**number, printed=printed)
 
 
+def rows(paper: str, *items: str) -> pd.DataFrame:
+    """The rows of some items, with the keys of their settings as further columns, nan where a row has none.
+
+    Raises ValueError naming the items there are if one is not among them.
+    """
+    found = load(paper)
+    if unknown := set(items) - set(found["item"]):
+        raise ValueError(f"{paper} has no item {min(unknown)!r}: it has {_listed(found['item'])}")
+    found = found[found["item"].isin(items)]
+    settings = [dict(part.split("=", 1) for part in text.split("; ") if part) for text in found["setting"]]
+    return found.join(pd.DataFrame(settings, index=found.index, dtype=object))
+
+
 def select(paper: str, item: str, **contains) -> pd.DataFrame:
     """Rows of one item where row, column or a key of the setting equals the given value (or one of a list).
 
     ``select("ptd", "Table 1", dataset="MT-Bench", row=["AR", "PTD"])``; a key with a space goes in as
     ``**{"model label": "L-7B"}``. Raises ValueError naming what exists when nothing matches.
     """
-    found = load(paper)
-    if item not in set(found["item"]):
-        raise ValueError(f"{paper} has no item {item!r}: it has {_listed(found['item'])}")
-    found = found[found["item"] == item]
+    found = rows(paper, item)
     for key, wanted in contains.items():
-        there = pd.concat([found[["row", "column"]], _settings(found)], axis=1)
-        if key not in there:
-            raise ValueError(f"{paper}, {item} has no {key!r}: choose by {_listed(there.columns)}")
+        if key not in found:
+            raise ValueError(f"{paper}, {item} has no {key!r}: choose by {_listed(_keys(found))}")
         choices = wanted if isinstance(wanted, list | tuple | set) else [wanted]
-        hit = [any(_equal(have, choice) for choice in choices) for have in there[key]]
+        hit = [any(_equal(have, choice) for choice in choices) for have in found[key]]
         if not any(hit):
-            raise ValueError(f"{paper}, {item}: no {key} is {wanted!r}, there are {_listed(there[key])}")
+            raise ValueError(f"{paper}, {item}: no {key} is {wanted!r}, there are {_listed(found[key])}")
         found = found[hit]
     return found
 
@@ -54,20 +63,19 @@ def table(paper: str, item: str, setting: Mapping[str, object] | None = None) ->
 
     setting narrows it as in select. Keys of the setting that still vary become column levels above.
     """
-    found = select(paper, item, **(setting or {}))
-    keys, levels = _settings(found), ["column"]
-    frame = pd.concat([found[["row", "column"]], keys], axis=1)
-    for key in keys.columns[keys.nunique() > 1]:
-        if frame.duplicated(["row", *levels]).any():
+    found, levels = select(paper, item, **(setting or {})), ["column"]
+    found = found.fillna(dict.fromkeys(_keys(found), ""))
+    for key in _keys(found)[2:]:
+        if found[key].nunique() > 1 and found.duplicated(["row", *levels]).any():
             levels.insert(-1, key)
-    cells = frame.assign(printed=found["printed"].replace("", "–"))
+    cells = found.assign(printed=found["printed"].replace("", "–"))
     wide = cells.pivot_table("printed", "row", levels, aggfunc="last", sort=False)
     return wide.fillna("").rename_axis(index=None)
 
 
-def _settings(rows: pd.DataFrame) -> pd.DataFrame:
-    parsed = [dict(part.split("=", 1) for part in text.split("; ") if part) for text in rows["setting"]]
-    return pd.DataFrame(parsed, index=rows.index, dtype=object).fillna("")
+def _keys(found: pd.DataFrame) -> list[str]:
+    """What rows can be chosen by."""
+    return ["row", "column", *found.columns[list(found.columns).index("printed") + 1 :]]
 
 
 def _equal(have: str, wanted: object) -> bool:
