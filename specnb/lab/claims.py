@@ -30,6 +30,7 @@ DIRECTIONS = ("above", "below", "within")
 STATISTICS: dict[str, Callable[[np.ndarray], float]] = {  # of (prompts, methods) values
     "mean": lambda x: x[:, 0].mean(),
     "ratio": lambda x: np.median(x[:, 0] / x[:, 1]),  # the median over prompts
+    "per cent": lambda x: 100 * (np.median(x[:, 0] / x[:, 1]) - 1),  # the same, as a gain
     "difference": lambda x: (x[:, 0] - x[:, 1]).mean(),
     "share": lambda x: (x[:, 0] > x[:, 1]).mean(),  # of prompts on which the first is ahead
     "lead": lambda x: (x[:, :1] - x[:, 1:]).mean(0).min(),  # over the best of all others, judged rival by rival

@@ -17,8 +17,8 @@ def values(experiment: str) -> pd.DataFrame:
 
     Races: tau (tokens a step), speed (tokens a second), "log speed", hits (share of steps with a candidate), length
     (tokens of such steps, bonus included), auxiliary, drafted and forwards (auxiliary nodes, others and draft forwards
-    a step), depth (of the tree), acceptance (tokens over drafted nodes), verification (ms a later step), outside (share
-    of later steps' seconds that is not the target's), rouge (see there).
+    a step), depth (of the tree), acceptance (tokens over drafted nodes), "draft ms", "target ms", "verify ms", "commit
+    ms" (a later step), outside (share of such steps' seconds that is not the target's), rouge (see there).
     Rules ("HEAD:RULE", with lengths "HEAD:RULE at LENGTH"): tau, drafted, forwards, acceptance, everywhere (accepted at
     every place of the text), first (share of nodes that are first children), "nodes with tau" (their product in units
     of their spread over prompts: its mean is the correlation); of HEAD:chain also ece and "path ece", see ``errors``.
@@ -55,7 +55,8 @@ def _race(table: pd.DataFrame) -> pd.DataFrame:
     forwards = [sum(prices.counted(spelt).values()) for spelt in table["frontiers"]]
     more = {"tau": tokens / steps, "speed": tokens / table["seconds"], "length": 1 + (tokens - steps) / table["hits"]}
     more |= {"drafted": drafted / steps, "forwards": forwards / steps, "acceptance": tokens / drafted}
-    more |= {"verification": 1000 * table["verify"] / (steps - 1), "outside": 1 - table["target"] / later}
+    more |= {f"{phase} ms": 1000 * table[phase] / (steps - 1) for phase in run.PHASES}
+    more |= {"outside": 1 - table["target"] / later}
     more |= {"log speed": np.log(more["speed"]), "rouge": rouge(table) if table["ids"].any() else np.nan}
     return table.assign(**more, **{name: table[name] / steps for name in ("hits", "auxiliary", "depth")})
 

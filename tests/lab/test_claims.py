@@ -2,36 +2,19 @@
 
 import re
 import sys
-from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from planned import known
 
 from specnb.lab import __main__ as laboratory
-from specnb.lab import claims, experiments, methods, sweep
+from specnb.lab import claims, experiments, sweep
 from specnb.models import files
-from specnb.training import recipes
 
 PAPERS = claims.PAPERS
 SCHEMES = {"edd_pct": {"Figure 1", "Figure 2", "Figure 4"}}  # figures without data
-
-
-def known(name: str) -> set[str]:
-    """The methods that an experiment measures, as ``values`` spells them; of heads, those that can be trained."""
-    if name == "heads":
-        return {*recipes.TABLE, *(f"{head}-1" for head in recipes.TABLE)}
-    wanted = experiments.EXPERIMENTS[name]
-    settings = wanted.settings | wanted.over
-    if wanted.cell == "rules":
-        named = [f"{head}:{rule}" for head in settings["head"] for rule in (*methods.rules(settings["rules"]), "chain")]
-        return {f"{one} at {n}" for one in named for n in settings["lengths"]} if "lengths" in settings else set(named)
-    if wanted.cell == "verifiers":
-        heats = settings["temperature"] if isinstance(settings["temperature"], list) else [settings["temperature"]]
-        parts = product(settings["heads"], settings["shapes"], ("traversal", "token-level"), heats)
-        return {f"{head}:{shape} {rule} at {heat}" for head, shape, rule, heat in parts}
-    return set(settings["methods"])
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -86,7 +69,8 @@ X = np.array([[2.0, 1.0, 4.0], [3.0, 2.0, 1.0], [6.0, 4.0, 2.0]])
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("mean", 11 / 3), ("ratio", 1.5), ("difference", 4 / 3), ("share", 1.0), ("lead", 4 / 3)]
+    ("name", "expected"),
+    [("mean", 11 / 3), ("ratio", 1.5), ("per cent", 50.0), ("difference", 4 / 3), ("share", 1.0), ("lead", 4 / 3)],
 )
 def test_statistics_of_a_small_table(name, expected):
     assert claims.STATISTICS[name](X) == pytest.approx(expected)

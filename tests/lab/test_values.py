@@ -42,7 +42,7 @@ def test_values_of_a_race(recorded):
         "forwards": 0.75,
         "hits": 0.5,
     }
-    expected |= {"depth": 2.0, "acceptance": 10 / 6, "verification": 100.0, "outside": 0.4, "log speed": np.log(5)}
+    expected |= {"depth": 2.0, "acceptance": 10 / 6, "verify ms": 100.0, "outside": 0.4, "log speed": np.log(5)}
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert np.isnan(row["rouge"])
     assert values.priced(pd.DataFrame([row]), "speed at 0.2,0.1").item() == pytest.approx(2.5 / (1 + 0.15 + 0.25))
