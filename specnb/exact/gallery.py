@@ -5,6 +5,7 @@ of an algorithm with one piece of its source replaced (``spoiled``); the others 
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from torch import Tensor
 from specnb.decode import Drafter, Verifier
 from specnb.exact import enumeration as exact
 from specnb.exact.enumeration import Argmax
-from specnb.growth import Growth, Static, chain, kary
+from specnb.growth import Growth, Static, chain
 from specnb.sampling import Coins, Warp
 from specnb.target import Scores, Target
 from specnb.tree import Draft, Drawn, TokenTree, Verdict
@@ -131,30 +132,26 @@ class Unpositioned(Target):
 
 # ---- the gallery ----------------------------------------------------------------------------------------------
 
-BINARY, UNEVEN = kary(2, 2), Static(((0,), (1,), (0, 0), (0, 1)))
+UNEVEN = Static(((0,), (1,), (0, 0), (0, 1)))
 MakeDrafter = Callable[[exact.Model], Drafter]
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A broken combination of drafter (from q) and verifier, the whole one beside it, and a printed total variation.
-
-    printed: of the same kind of bug on other random worlds (algorithms and authors differ), where there is one.
-    """
+    """A broken combination of drafter (from q) and verifier."""
 
     kind: str
     drafter: MakeDrafter
     verifier: Verifier
     warp: Warp | None = None
-    printed: float | None = None
 
 
 def drawn(shape: Growth, how: Drawn, change: Callable[[Draft], Draft] = lambda draft: draft) -> MakeDrafter:
     return lambda q: altered(exact.toy_drafter(q, shape, how), change)
 
 
-TREE, SMALL = drawn(BINARY, SWOR), drawn(UNEVEN, SWOR)
-CLAIMED, RESORTED, PRUNED = (drawn(BINARY, SWOR, change) for change in (drawn_as(IID), resorted, pruned))
+TREE, TOP_K = drawn(UNEVEN, SWOR), drawn(UNEVEN, POINT)
+CLAIMED, RESORTED, PRUNED = (drawn(UNEVEN, SWOR, change) for change in (drawn_as(IID), resorted, pruned))
 SURVIVALS = spoiled(textbook.traversal, ("descend(v)  # every", "# every"))
 DIVIDED = spoiled(
     textbook.traversal,
@@ -164,26 +161,24 @@ DIVIDED = spoiled(
 RESIDUAL = spoiled(textbook.rrsw, ("norm((p - q).clamp(min=0), p)", "(p - q).clamp(min=0) if (p > q).any() else p"))
 RECOVERED = spoiled(textbook.rrsw, ("coins.choose(p)", "coins.choose(M_b[node])"))
 BUGS = {
-    "rejected sibling stays in q (RRSw)": Bug("wrong law", CLAIMED, rrs, printed=0.136),
-    "rejected sibling stays in q (traversal)": Bug("wrong law", CLAIMED, traversal, printed=0.134),
-    "independent siblings struck from q": Bug("wrong law", drawn(BINARY, IID, drawn_as(SWOR)), rrsw, printed=0.056),
-    "top-k tree, q = softmax": Bug(
-        "wrong law", lambda q: altered(exact.toy_drafter(q, BINARY, POINT), softmax_claimed(q)), rrsw, printed=0.632),
+    "rejected sibling stays in q (RRSw)": Bug("wrong law", CLAIMED, rrs),
+    "rejected sibling stays in q (traversal)": Bug("wrong law", CLAIMED, traversal),
+    "independent siblings struck from q": Bug("wrong law", drawn(UNEVEN, IID, drawn_as(SWOR)), rrsw),
+    "top-k tree, q = softmax": Bug("wrong law", lambda q: altered(TOP_K(q), softmax_claimed(q)), rrsw),
     "q of another temperature": Bug(
-        "wrong law", SMALL, lambda draft, p, coins: rrsw(replace(draft, q=Warp(2.0)(draft.q.log())), p, coins)),
-    "siblings re-sorted by q (RRSw)": Bug("selection", RESORTED, rrsw, printed=0.361),
-    "siblings re-sorted by q (traversal)": Bug("selection", RESORTED, traversal, printed=0.361),
-    "drawn nodes pruned by score (RRSw)": Bug("selection", PRUNED, rrsw, printed=0.276),
-    "drawn nodes pruned by score (traversal)": Bug("selection", PRUNED, traversal, printed=0.265),
-    "survivals not recomputed": Bug("arithmetic", TREE, SURVIVALS, printed=0.253),
+        "wrong law", TREE, lambda draft, p, coins: rrsw(replace(draft, q=Warp(2.0)(draft.q.log())), p, coins)),
+    "siblings re-sorted by q (RRSw)": Bug("selection", RESORTED, rrsw),
+    "siblings re-sorted by q (traversal)": Bug("selection", RESORTED, traversal),
+    "drawn nodes pruned by score (RRSw)": Bug("selection", PRUNED, rrsw),
+    "drawn nodes pruned by score (traversal)": Bug("selection", PRUNED, traversal),
+    "survivals not recomputed": Bug("arithmetic", TREE, SURVIVALS),
     "divided by the remaining draft mass": Bug("arithmetic", TREE, DIVIDED),
-    "residual not renormalised": Bug("arithmetic", SMALL, RESIDUAL),
-    "PTD's Algorithm 2 as printed": Bug("arithmetic", drawn(BINARY, POINT), ptd_as_printed, printed=0.65),
-    "recovered token drawn from p": Bug("last token", SMALL, RECOVERED),
-    "last token by argmax (PTD's code)": Bug(
-        "last token", drawn(BINARY, POINT), lambda draft, p, coins: one_hot(draft, p, Argmax(coins)), printed=0.32),
+    "residual not renormalised": Bug("arithmetic", TREE, RESIDUAL),
+    "PTD's Algorithm 2 as printed": Bug("arithmetic", TOP_K, ptd_as_printed),
+    "recovered token drawn from p": Bug("last token", TREE, RECOVERED),
+    "last token by argmax (PTD's code)": Bug("last token", TOP_K, lambda d, p, coins: one_hot(d, p, Argmax(coins))),
     "bonus drawn without the temperature": Bug("last token", drawn(chain(2), SWOR), bonus_untempered, warp=Warp(0.5)),
-    "one uniform for all accept coins": Bug("coins", SMALL, lambda draft, p, coins: rrsw(draft, p, OneUniform(coins))),
+    "one uniform for all accept coins": Bug("coins", TREE, lambda draft, p, coins: rrsw(draft, p, OneUniform(coins))),
 }  # fmt: skip
 
 
@@ -195,12 +190,24 @@ def worlds(count: int = 4, vocabulary: int = 3) -> list[tuple[exact.Model, exact
 
 def bias(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None = None) -> float:
     """Total variation between two accepted levels of decoded text and the target's own law; p under the warp."""
+    return exact.total_variation(*_laws(make, verifier, p, q, warp))
+
+
+def _laws(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None) -> tuple:
     model = p if warp is None else lambda prefix: warp(p(prefix).log())
-    return exact.total_variation(exact.output_law(make(q), verifier, model, depth=2, warp=warp), exact.joint(model, 3))
+    return exact.output_law(make(q), verifier, model, depth=2, warp=warp), exact.joint(model, 3)
 
 
 def table(count: int = 4) -> pd.DataFrame:
-    """Every bug's largest total variation over random worlds: columns bug, kind, TV, printed."""
-    worst = [max(bias(bug.drafter, bug.verifier, p, q, bug.warp) for p, q in worlds(count)) for bug in BUGS.values()]
-    kind, printed = zip(*((bug.kind, bug.printed) for bug in BUGS.values()), strict=True)
-    return pd.DataFrame({"bug": list(BUGS), "kind": kind, "TV": worst, "printed": printed})
+    """Every bug over random worlds: columns bug, kind, TV (the largest total variation), likelier.
+
+    likelier: in that world, the mean log-probability under the target of the broken texts less that of its own: what a
+    test on the quality of texts would see, in nats.
+    """
+    rows = []
+    for name, bug in BUGS.items():
+        found = [_laws(bug.drafter, bug.verifier, p, q, bug.warp) for p, q in worlds(count)]
+        law, right = max(found, key=lambda laws: exact.total_variation(*laws))
+        likelier = sum((law.get(text, 0.0) - mass) * math.log(mass) for text, mass in right.items())
+        rows.append((name, bug.kind, exact.total_variation(law, right), likelier))
+    return pd.DataFrame(rows, columns=["bug", "kind", "TV", "likelier"])

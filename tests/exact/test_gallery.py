@@ -15,7 +15,7 @@ def test_every_bug_is_caught(name):
 
 
 UNSPOILED = {
-    "rrsw": (gallery.SMALL, gallery.spoiled(textbook.rrsw)),
+    "rrsw": (gallery.TREE, gallery.spoiled(textbook.rrsw)),
     "traversal": (gallery.TREE, gallery.spoiled(textbook.traversal)),
     "rrs": (gallery.drawn(gallery.UNEVEN, gallery.IID), gallery.spoiled(textbook.rrs)),
     "a draft that says how it was drawn": (
@@ -23,8 +23,8 @@ UNSPOILED = {
         rrsw,
     ),
     "the same, drawn independently": (gallery.drawn(gallery.UNEVEN, gallery.IID, gallery.drawn_as(gallery.IID)), rrs),
-    "a whole tree": (gallery.SMALL, traversal),
-    "one-hot on a chosen tree": (gallery.drawn(gallery.BINARY, gallery.POINT), gallery.one_hot),
+    "a whole tree": (gallery.TREE, traversal),
+    "one-hot on a chosen tree": (gallery.drawn(gallery.UNEVEN, gallery.POINT), gallery.one_hot),
 }
 
 
@@ -52,7 +52,16 @@ def test_the_table_is_the_worst_of_the_worlds(monkeypatch):
     few = {name: gallery.BUGS[name] for name in ("residual not renormalised", "recovered token drawn from p")}
     monkeypatch.setattr(gallery, "BUGS", few)
     table = gallery.table(2)
-    assert list(table) == ["bug", "kind", "TV", "printed"]
+    assert list(table) == ["bug", "kind", "TV", "likelier"]
     assert list(table["bug"]) == list(few)
     for bug, found in zip(few.values(), table["TV"], strict=True):
         assert found == max(gallery.bias(bug.drafter, bug.verifier, p, q) for p, q in gallery.worlds(2))
+
+
+def test_text_of_a_broken_rule_may_look_better(monkeypatch):
+    """The last token by argmax makes the text likelier, one uniform for all coins less likely; both are wrong."""
+    few = ("last token by argmax (PTD's code)", "one uniform for all accept coins")
+    monkeypatch.setattr(gallery, "BUGS", {name: gallery.BUGS[name] for name in few})
+    better, worse = gallery.table(2)["likelier"]
+    assert better > 0.05
+    assert worse < -0.05
