@@ -103,7 +103,7 @@ def chances(draft: Draft, p: Tensor, *, token_level: bool = False) -> list[float
 
 
 def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
-    """Equations of Algorithm 3, lines 12 to 16: what is left of p, q and survival when a child has been rejected."""
+    """Equations of Algorithm 3, lines 11 to 13: what is left of p, q and survival when a child has been rejected."""
     law = over_columns(draft, p[at.node]) if at.p is None else at.p
     q = draft_law(draft, at.node, child, law) if at.q is None else at.q
     scale = at.survival * at.q_mass / at.p_mass  # s·p − q = (scale · law − q) / q_mass
