@@ -58,12 +58,18 @@ def plan(paper: str) -> pd.DataFrame:
     return table
 
 
-def recorded(row) -> bool:
-    """Whether all that a claim compares is there: every block of its experiment, or the heads by name."""
-    if row.experiment != "heads":
-        return experiments.missing(row.experiment) == 0
-    path = experiments.RESULTS / "heads_by_prompt.csv"
-    return path.exists() and set(row.methods.split(" ; ")) <= set(pd.read_csv(path)["head"])
+def reading() -> Callable:
+    """A function from a claim's row to the ``values`` it is judged by, or None until all it compares is recorded: every
+    block of its experiment, or the heads by name. It reads each recording once, however many rows are asked."""
+    read, missing = cache(values), cache(experiments.missing)
+
+    def compared(row) -> pd.DataFrame | None:
+        if row.experiment != "heads":
+            return None if missing(row.experiment) else read(row.experiment)
+        there = (experiments.RESULTS / "heads_by_prompt.csv").exists()
+        return read("heads") if there and set(row.methods.split(" ; ")) <= set(read("heads")["method"]) else None
+
+    return compared
 
 
 def measured(row, table: pd.DataFrame) -> dict[str, float]:
@@ -103,8 +109,7 @@ def judged(paper: str) -> pd.DataFrame:
     verdict: reproduced, contradicted, undecided, same setting (an exact claim all of whose cases hold, else
     contradicted), not attempted; "not recorded" until its experiment is, as a whole.
     """
-    claimed, rows = plan(paper), []
-    read = cache(values)  # several claims are on one recording
+    claimed, rows, compared = plan(paper), [], reading()
     for row in claimed.itertuples():
         if not row.experiment:
             rows.append({"verdict": "not attempted"})
@@ -112,10 +117,10 @@ def judged(paper: str) -> pd.DataFrame:
             cases = FACTS[row.methods]()
             word = "same setting" if all(cases) else "contradicted"
             rows.append({"ours": sum(cases), "prompts": len(cases), "verdict": word})
-        elif not recorded(row):
+        elif (table := compared(row)) is None:
             rows.append({"verdict": "not recorded"})
         else:
-            found = measured(row, read(row.experiment))
+            found = measured(row, table)
             rows.append(found | {"verdict": verdict(found["low"], found["high"], row.direction, float(row.bound))})
     return claimed.join(pd.DataFrame(rows, columns=["ours", "low", "high", "prompts", "verdict"]))
 

@@ -6,7 +6,6 @@ data/figures.toml says panel by panel what stands on the axes, which printed num
 import textwrap
 import tomllib
 from collections.abc import Callable, Mapping
-from functools import cache
 from itertools import product
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from specnb.lab import claims, paper
-from specnb.lab.values import values
 from specnb.models import files
 from specnb.show.look import INK, STYLE
 
@@ -32,18 +30,26 @@ def paper_figure(name: str, item: str) -> Figure:
     """
     if item not in FIGURES.get(name, {}):
         raise ValueError(f"{name} has no {item!r} to redraw: there are {', '.join(FIGURES.get(name, FIGURES))}")
-    panels, read = FIGURES[name][item], cache(values)
-    figure, axes = plt.subplots(1, len(panels), figsize=(13, 4.6), squeeze=False, layout="constrained")
-    for panel, ax in zip(panels, axes[0], strict=True):
-        _draw(points(name, item, panel, read), panel, ax)
+    drawn, compared = panels(name, item), claims.reading()
+    figure, axes = plt.subplots(1, len(drawn), figsize=(13, 4.6), squeeze=False, layout="constrained")
+    for panel, ax in zip(drawn, axes[0], strict=True):
+        _draw(points(name, item, panel, compared), panel, ax)
     marks = [Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper")]
     marks += [Line2D([], [], color=INK, marker="o", lw=2, label="ours, 95 % interval over prompts")]
     figure.legend(handles=marks, loc="outside lower center", ncols=2)
     return figure
 
 
-def points(name: str, item: str, panel: Mapping, read: Callable = values) -> pd.DataFrame:
-    """All points of a panel: line, tick, x, whose ("paper" or "ours"), value, low, high; rows of ours once recorded."""
+def panels(name: str, item: str) -> list[Mapping]:
+    """The panels of one item, each with the fields that they share."""
+    return [FIGURES[name][item] | panel for panel in FIGURES[name][item].get("panels", [{}])]
+
+
+def points(name: str, item: str, panel: Mapping, compared: Callable) -> pd.DataFrame:
+    """All points of a panel: line, tick, x, whose ("paper" or "ours"), value, low, high; rows of ours once recorded.
+
+    compared: see ``claims.reading``.
+    """
     rows, ticks = [], _names(panel["ticks"])
     for line, (place, tick) in product(_names(panel["lines"]), enumerate(ticks)):
         at = {"line": line, "tick": tick, "x": float(tick) if _numeric(ticks) else float(place)}
@@ -53,8 +59,8 @@ def points(name: str, item: str, panel: Mapping, read: Callable = values) -> pd.
             for value, error in zip(found["value"], errors, strict=True):
                 rows.append(at | {"whose": "paper", "value": value, "low": value - error, "high": value + error})
         chosen = {"statistic": "mean", "rows": "", "at": "", "claim": item} | asked(panel, "ours", line, tick)
-        if "methods" in chosen and claims.recorded(row := SimpleNamespace(**chosen)):
-            table = read(row.experiment)
+        row = SimpleNamespace(**chosen)
+        if "methods" in chosen and (table := compared(row)) is not None:
             found = claims.measured(row, table)
             if "across" in chosen:
                 row.value, row.statistic = row.across, "mean"

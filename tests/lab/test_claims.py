@@ -171,7 +171,18 @@ def test_claims_are_counted_and_listed(monkeypatch, capsys):
 def test_a_claim_is_judged_once_all_its_blocks_are_there(monkeypatch):
     """Not before, whatever a part of them says."""
     row = next(row for row in claims.plan("ptd").itertuples() if row.experiment == "ptd_speed")
+    monkeypatch.setattr(claims, "values", lambda name: pd.DataFrame())
     monkeypatch.setattr(experiments, "missing", lambda name: 1)
-    assert not claims.recorded(row)
+    assert claims.reading()(row) is None
     monkeypatch.setattr(experiments, "missing", lambda name: 0)
-    assert claims.recorded(row)
+    assert claims.reading()(row) is not None
+
+
+def test_a_recording_is_read_once_for_all_claims_on_it(monkeypatch):
+    read = []
+    monkeypatch.setattr(claims, "values", lambda name: read.append(name) or pd.DataFrame())
+    monkeypatch.setattr(experiments, "missing", lambda name: 0)
+    rows, compared = [row for row in claims.plan("ptd").itertuples() if row.experiment == "ptd"], claims.reading()
+    assert len(rows) > 1
+    assert all(compared(row) is not None for row in rows)
+    assert read == ["ptd"]

@@ -6,12 +6,15 @@ import pandas as pd
 import pytest
 from planned import known
 
-from specnb.lab import claims, experiments, paper
+from specnb.lab import experiments, paper
 from specnb.models import prompts
 from specnb.show import figures
 
 PANELS = [
-    (name, item, i) for name, items in figures.FIGURES.items() for item, some in items.items() for i in range(len(some))
+    (name, item, i)
+    for name, items in figures.FIGURES.items()
+    for item in items
+    for i in range(len(figures.panels(name, item)))
 ]
 NO_NUMBERS_OF_OURS = {
     ("traversal", "Table 1"),
@@ -26,8 +29,8 @@ def cells(panel):
 
 @pytest.mark.parametrize(("name", "item", "i"), PANELS)
 def test_a_panel_finds_its_printed_numbers_and_asks_what_will_be_recorded(name, item, i):
-    panel = figures.FIGURES[name][item][i]
-    found = figures.points(name, item, panel).query("whose == 'paper'")
+    panel = figures.panels(name, item)[i]
+    found = figures.points(name, item, panel, lambda row: None).query("whose == 'paper'")
     for line, tick in cells(panel):
         printed, ours = (figures.asked(panel, side, line, tick) for side in ("printed", "ours"))
         assert printed or ours
@@ -49,32 +52,30 @@ def test_every_table_and_figure_with_numbers_is_redrawn():
 
 
 @pytest.fixture
-def made_up(monkeypatch):
+def made_up():
     """Twenty prompts of the experiment ptd: PTD 3, Self-Draft 2, lookahead 1 tokens a forward, give or take."""
     rng, level = np.random.default_rng(0), {"ptd": 3, "self_draft corpus=own bonus=False": 2}
     rows = [{"prompt": f"{i}", "method": name, "tau": level.get(name, 1) + rng.normal(0, 0.1)}
             for name in known("ptd") for i in range(20)]  # fmt: skip
-    monkeypatch.setattr(claims, "recorded", lambda row: True)
     return pd.DataFrame(rows)
 
 
 def test_ours_stand_beside_the_papers_with_an_interval(made_up):
-    panel = figures.FIGURES["ptd"]["Figure 4"][0]
-    found = figures.points("ptd", "Figure 4", panel, lambda experiment: made_up).query("whose == 'ours'")
+    panel = figures.panels("ptd", "Figure 4")[0]
+    points = figures.points("ptd", "Figure 4", panel, lambda row: made_up)
+    found = points.query("whose == 'ours'")
     assert found["value"].tolist() == pytest.approx([1, 2, 3], abs=0.1)
     assert ((found["low"] < found["value"]) & (found["value"] < found["high"])).all()
     assert (found["high"] - found["low"]).max() < 0.2
     printed = paper.select("ptd", "Table 4", column="DE", row="PTD")["value"]
-    drawn = figures.points("ptd", "Figure 4", panel, lambda experiment: made_up).query(
-        "tick == 'PTD' and whose == 'paper'"
-    )
+    drawn = points.query("tick == 'PTD' and whose == 'paper'")
     assert drawn["value"].tolist() == printed.tolist()
 
 
 def test_what_stands_below_may_be_measured(made_up):
     panel = {"y": "", "lines": ["a"], "ticks": {"PTD": ["", "ptd"]}, "ours": {"experiment": "ptd", "value": "tau"}}
     panel["ours"] |= {"methods": "{x}", "across": "nodes"}
-    found = figures.points("ptd", "Figure 4", panel, lambda experiment: made_up.assign(nodes=7.0))
+    found = figures.points("ptd", "Figure 4", panel, lambda row: made_up.assign(nodes=7.0))
     assert found["x"].tolist() == [7.0]
 
 
