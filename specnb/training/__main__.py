@@ -33,6 +33,7 @@ def main() -> None:
     train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: data/heads.toml")
     train.add_argument("--out", type=Path, help="folder for weights, card and learning curve")
     train.add_argument("--vocabulary", type=int, default=8192, help="tokens that can be drafted: the commonest")
+    train.add_argument("--parts", type=int, default=0, help="stop after so many parts of the text, to go on later")
     report = commands.add_parser("report", parents=[number], help="measure trained heads on the held-out text")
     report.add_argument("--heads", type=Path, help="their folder")
     report.add_argument("--out", type=Path, help="folder for the tables heads_*.csv")
@@ -64,13 +65,11 @@ def run(options: Namespace) -> None:
     elif options.what == "train":
         folders, out = [free, guided] if guided.exists() else [free], options.out or drafts
         dialogues, ids = corpus.load(*folders), runs.vocabulary(folders, options.vocabulary)
-        untrained = [recipe for name, recipe in wanted.items() if not (out / f"{name}.json").exists()]
-        for tokens in {recipe.tokens for recipe in untrained}:  # one pass of the target for all heads on one text
-            alike = [recipe for recipe in untrained if recipe.tokens == tokens]
-            layers = set().union(*(recipe.layers(pair.target) for recipe in alike))
-            runs.corpus_features(pair, alike[0].text(dialogues), ids, sorted(layers), questions=True)
         for name in wanted:
-            runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out)
+            alike = (recipe for recipe in wanted.values() if recipe.tokens == wanted[name].tokens)
+            layers = set().union(*(recipe.layers(pair.target) for recipe in alike))  # one pass of the target for all
+            terms = {"dialogues": dialogues, "ids": ids, "out": out, "parts": options.parts, "layers": layers}
+            runs.train(pair, name, command, **terms)
     else:
         runs.report(pair, command, folder=options.heads or drafts, out=options.out or home / "results", text=text)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from specnb.heads import Spec
 from specnb.models import files
 from specnb.training import losses
+from specnb.training.features import CHUNK
 from specnb.training.loop import Schedule
 from specnb.training.writing import Dialogue
 
@@ -30,6 +31,7 @@ class Recipe:
     epochs: int = 3
     lr: float = Schedule.lr
     tokens: int = 0
+    parts: int = 1
     roots: int = 0
     trees: int = 0
     seed: int = 0
@@ -57,6 +59,11 @@ class Recipe:
         """The first of these dialogues, as many as the recipe takes."""
         ends = np.cumsum([len(dialogue.answer) for dialogue in dialogues])
         return dialogues[: 1 + int(np.searchsorted(ends, self.tokens))] if self.tokens else dialogues
+
+    def part(self, dialogues: Sequence[Dialogue], number: int) -> list[Dialogue]:
+        """Part ``number``: every so many runs of CHUNK dialogues, so that parts are alike and share cached features."""
+        run = min(CHUNK, len(dialogues) // self.parts)
+        return [dialogue for i, dialogue in enumerate(dialogues) if i // run % self.parts == number]
 
 
 def named(name: str) -> Recipe:
