@@ -281,7 +281,7 @@ def test_lines_of_code_are_counted():
 
 
 def test_the_house_is_small():
-    """Marks of the second edition: the loop 850 lines of code, all but training, lab and show 3,800, all 7,125.
+    """Marks of the second edition: the loop 850 lines of code, all but training, lab and show 3,800, all 7,160.
 
     The papers' theorems, algorithms and sums, checked case by case (what exact claims name), have a mark of their own.
     """
@@ -293,7 +293,7 @@ def test_the_house_is_small():
     assert rooms.pop("facts") <= 520
     assert rooms["loop"] <= 850
     assert sum(rooms[name] for name in rooms if name not in ("training", "lab", "show")) <= 3800
-    assert sum(rooms.values()) <= 7125, rooms
+    assert sum(rooms.values()) <= 7160, rooms
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
