@@ -15,7 +15,8 @@ class NgramDrafter(Reader):
     Each match adds its next ``length`` tokens to a trie, until it has ``budget`` nodes besides the root. After
     a suffix of only one token the continuations are cut to ``short`` tokens: such matches are often chance.
     The defaults did best when the greedy answers to the own prompts were replayed under a CPU's cost curve.
-    A POINT draft: nothing is drawn. Prompt lookup decoding (Saxena 2023) is the case of one match.
+    A POINT draft: nothing is drawn. One match makes a chain, as in prompt lookup decoding (Saxena 2023), which takes
+    the earliest occurrence.
     """
 
     def __init__(self, *, max_ngram: int = 4, length: int = 14, matches: int = 3, budget: int = 16, short: int = 3):
