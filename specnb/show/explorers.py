@@ -12,7 +12,6 @@ from itertools import product
 from types import SimpleNamespace
 
 import ipywidgets
-import numpy as np
 import pandas as pd
 from torch import Tensor
 
@@ -147,41 +146,6 @@ def race_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str], rules:
 
 
 # ---- recorded tables -----------------------------------------------------------------------------------------------
-
-
-def sweep_explorer(table: pd.DataFrame, axes: Sequence[str], value: str) -> Explorer:
-    """Walk through a sweep: a slider for each of three axes, the value over the first two and along the third.
-
-    table: one or more rows per setting, averaged. A ring marks the setting, a star the best cell of each picture.
-    Raises ValueError unless axes are three columns of the table.
-    """
-    if len(axes) != 3 or any(name not in table for name in (*axes, value)):
-        raise ValueError(f"axes must be three columns of {list(table)}, beside the value: got {axes} and {value!r}")
-    first, second, third = axes
-
-    def render(**at: float) -> Picture:
-        slab = table[table[third] == at[third]].pivot_table(index=second, columns=first, values=value)
-        line = table[(table[first] == at[first]) & (table[second] == at[second])].groupby(third)[value].mean()
-        with canvas(10, 4.2) as figure:
-            ax, side = figure.add_axes((0.08, 0.15, 0.45, 0.72)), figure.add_axes((0.66, 0.15, 0.32, 0.72))
-            shade = ax.imshow(slab, cmap="viridis", aspect="auto", vmin=table[value].min(), vmax=table[value].max())
-            top, place = slab.max(axis=None), (list(slab.columns).index(at[first]), list(slab.index).index(at[second]))
-            for (row, column), number in np.ndenumerate(slab.to_numpy()):
-                ink = INK if shade.norm(number) > 0.6 else "white"  # on bright cells and on dark ones
-                words = f"{'★ ' if number == top else ''}{number:.2f}"
-                ax.text(column, row, words, ha="center", va="center", color=ink, fontsize=12)
-                if (column, row) == place:
-                    ax.plot(*place, **RING | {"ms": 44, "mec": ink})
-            ax.set(xticks=range(slab.shape[1]), xticklabels=slab.columns, xlabel=first, yticks=range(slab.shape[0]))
-            ax.set(yticklabels=slab.index, ylabel=second, title=f"{value} at {third} {at[third]:g}")
-            side.plot(range(len(line)), line, "o-", color=COLOURS["recovered"])
-            side.plot(list(line.index).index(at[third]), line[at[third]], **RING)
-            side.plot(int(np.nanargmax(line)), line.max(), "*", ms=16, color=COLOURS["bonus"])
-            side.set(xticks=range(len(line)), xticklabels=[f"{x:g}" for x in line.index], xlabel=third, ylabel=value)
-            return png(figure)
-
-    controls = {name: ipywidgets.SelectionSlider(options=sorted(table[name].unique())) for name in axes}
-    return explorer(controls, render, row=3)
 
 
 def threshold_explorer(table: pd.DataFrame) -> Explorer:

@@ -115,7 +115,7 @@ def nbval(path: Path) -> subprocess.CompletedProcess:
 
 
 def test_nbval_notices_a_changed_number(tmp_path):
-    """Negative control for the checker itself: three tokens by hand in notebook 00 pass, and fail with one digit flipped."""
+    """Negative control for the checker itself: notebook 00's three tokens pass, and fail with one digit flipped."""
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
     title = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("## 4 "))
     notebook.cells = [nbformat.v4.new_code_cell("import torch"), notebook.cells[title + 1]]

@@ -105,8 +105,6 @@ def test_stills_of_an_unknown_control_name_the_known_ones():
 
 # ---- every widget, and what its stills are asked for
 
-SWEEP = pd.DataFrame(list(product((3, 4, 5), (2, 3), (0.01, 0.1))), columns=["depth", "branch", "threshold"])
-SWEEP["speed"] = SWEEP["depth"] + SWEEP["branch"] * SWEEP["threshold"]
 CURVE = pd.DataFrame({"τ": [2.4, 2.2, 1.8], "forwards": [7.0, 2.0, 1.2], "nodes": [60.0, 20.0, 12.0]})
 RACE = pd.DataFrame(
     [
@@ -135,10 +133,6 @@ def contest():
     return draft.tree, draft.scores, [f"<{token}>" for token in draft.tree.token_list], rules
 
 
-def sweep():
-    return show.sweep_explorer(SWEEP, ["depth", "branch", "threshold"], "speed")
-
-
 def whatif():
     return show.whatif_explorer(RACE, {"generate": "generate", "edd:chain 3": "EDD", "n-gram tree": "n-grams"})
 
@@ -163,7 +157,6 @@ WIDGETS = {
         {"k": [2], "depth": [4], "cost": [0.1, 0.5]},
     ),
     "race": (lambda: show.race_explorer(*contest()), {"forward": [0, 2]}),
-    "sweep": (sweep, {"depth": [3, 5], "threshold": [0.01, 0.1]}),
     "threshold": (
         lambda: show.threshold_explorer(CURVE.set_axis([0.0, 0.6, 0.95])),
         {"threshold": [0.6], "call": [0.1, 0.2]},
@@ -210,17 +203,6 @@ def test_growth_explorer_says_when_the_recording_is_too_small():
     tree, scores, labels = recorded(1)
     controls = show.growth_explorer(tree, scores, labels).controls
     assert "record with a wider, deeper or less pruned tree" in controls.readout.value
-
-
-def test_sweep_explorer_follows_its_sliders():
-    box = sweep()
-    seen = [bytes(box.controls.image.value)]
-    for name, value in (("depth", 5), ("branch", 3), ("threshold", 0.1)):
-        getattr(box.controls, name).value = value
-        seen.append(bytes(box.controls.image.value))
-    assert len(set(seen)) == 4
-    with pytest.raises(ValueError, match="axes must be three columns"):
-        show.sweep_explorer(SWEEP, ["depth", "branch", "width"], "speed")
 
 
 def test_pct_explorer_follows_its_sliders():
