@@ -35,10 +35,12 @@ def values(experiment: str) -> pd.DataFrame:
 
 
 def priced(table: pd.DataFrame, value: str) -> pd.Series:
-    """ "speed at c,n": tau over 1 + c · draft forwards + n · nodes, with prices in target calls."""
-    call, node = map(float, value.removeprefix("speed at ").split(","))
-    nodes = table["drafted"] + table["auxiliary"]
-    return prices.speed(table["tau"], table["forwards"], nodes, call=call, node=node)
+    """ "speed at c,n": tau over 1 + c · draft forwards + n · nodes, with prices in target calls; "speed at c,n,f,t":
+    over t + … + f · nodes fed, of a loop that feeds them to the draft one by one and runs the target t times a step."""
+    given = [*map(float, value.removeprefix("speed at ").split(","))]
+    call, node, fed, target = given + [0.0, 1.0][len(given) - 2 :]
+    drafting = call * table["forwards"] + (fed * table["fed"] if fed else 0.0)
+    return table["tau"] / (target + drafting + node * (table["drafted"] + table["auxiliary"]))
 
 
 def _heads(table: pd.DataFrame) -> pd.DataFrame:
@@ -77,6 +79,7 @@ def _rules(table: pd.DataFrame, many: bool) -> pd.DataFrame:
     steps = table["steps"].replace(0, np.nan)  # the row "chain" has none
     more = {"tau": table["length"] / steps, "drafted": table["nodes"] / steps, "forwards": table["forwards"] / steps}
     more |= {"auxiliary": 0, "acceptance": table["length"] / table["nodes"].replace(0, np.nan)}
+    more["fed"] = table["fed"] / steps
     more |= {"everywhere": table["everywhere"] / table["length"]}
     more["first"] = [found[0] / sum(found) if found else np.nan for found in ranks]
     table = table.assign(method=named, **more)

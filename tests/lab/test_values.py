@@ -56,7 +56,7 @@ def test_rouge_is_against_other_seeds_of_plain_decoding(recorded):
 
 def test_values_of_rules(recorded):
     row = {"prompt": "a", "head": "edd", "rule": "chain 2", "length": 12, "steps": 4, "nodes": 8, "forwards": 8}
-    row |= {"everywhere": 6, "ranks": json.dumps([6, 2]), "chains": ""}
+    row |= {"fed": 12, "everywhere": 6, "ranks": json.dumps([6, 2]), "chains": ""}
     found = recorded("rules", [row, row | {"prompt": "b", "steps": 3, "nodes": 12}], lengths=[12])
     assert found["method"].tolist() == ["edd:chain 2 at 12"] * 2
     assert found["tau"].tolist() == [3.0, 4.0]
@@ -64,6 +64,8 @@ def test_values_of_rules(recorded):
     assert found["first"].tolist() == [0.75, 0.75]
     assert found["everywhere"].tolist() == [0.5, 0.5]
     assert found["nodes with tau"].mean() == pytest.approx(1.0)  # two prompts: the correlation is 1
+    paid = [3 / (2 + 0.2 + 0.4 + 0.9), 4 / (2 + 0.8 / 3 + 0.8 + 1.2)]
+    assert values.priced(found, "speed at 0.1,0.2,0.3,2").tolist() == pytest.approx(paid)
 
 
 def test_shares_of_the_calibration_error_add_up_to_it(recorded):
@@ -77,7 +79,7 @@ def test_shares_of_the_calibration_error_add_up_to_it(recorded):
             alive = np.cumprod(rng.uniform(size=4) < sure**1.5)
             chains.append([int(alive.sum()), *(int(10_000 * x) for x in sure)])
         spelt[prompt] = json.dumps(chains)
-    empty = dict.fromkeys(("length", "steps", "nodes", "forwards", "everywhere"), 0) | {"ranks": ""}
+    empty = dict.fromkeys(("length", "steps", "nodes", "forwards", "fed", "everywhere"), 0) | {"ranks": ""}
     rows = [{"prompt": p, "head": "edd", "rule": "chain", "chains": text, **empty} for p, text in spelt.items()]
     found = recorded("rules", rows).drop_duplicates("prompt")
     table = replay.chain_table(spelt)
