@@ -57,9 +57,9 @@ class Costs:
         return target + float(interpolated(self.draft, drafted).sum())
 
 
-def speed(tau, forwards, nodes, *, call: float, node: float):
-    """Tokens in the time of a target call: τ / (1 + call · draft forwards + node · nodes), all of them per step."""
-    return tau / (1 + call * forwards + node * nodes)
+def speed(tau, forwards, nodes, *, call: float, node: float, target: float = 1.0):
+    """Tokens in the time of a target call: τ / (target calls + call · draft forwards + node · nodes), all per step."""
+    return tau / (target + call * forwards + node * nodes)
 
 
 def counted(spelt: str | None) -> dict[int, int]:

@@ -39,8 +39,9 @@ def priced(table: pd.DataFrame, value: str) -> pd.Series:
     over t + … + f · nodes fed, of a loop that feeds them to the draft one by one and runs the target t times a step."""
     given = [*map(float, value.removeprefix("speed at ").split(","))]
     call, node, fed, target = given + [0.0, 1.0][len(given) - 2 :]
+    nodes = table["drafted"] + table["auxiliary"]
     drafting = call * table["forwards"] + (fed * table["fed"] if fed else 0.0)
-    return table["tau"] / (target + drafting + node * (table["drafted"] + table["auxiliary"]))
+    return prices.speed(table["tau"], drafting, nodes, call=1.0, node=node, target=target)
 
 
 def _heads(table: pd.DataFrame) -> pd.DataFrame:
