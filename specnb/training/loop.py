@@ -34,7 +34,7 @@ class Schedule:
     batch_tokens: int = 512
     warmup: int = 200
     patience: int = 2
-    checkpoint_every: int = 100  # steps
+    checkpoint_every: int = 1000  # steps
     seed: int = 0
     decay: float = 0.01
     clip: float = 1.0

@@ -146,8 +146,9 @@ def eagle_loss(head: Eagle, frozen: Frozen, batch: Batch, generator: torch.Gener
     a third of that, it would cost agreement, so it stays at U(−.1, .1).
     """
     features = batch.hidden[-1]
-    noise = torch.rand(features.shape, generator=generator).sub(0.5).mul(0.2 * head.training).to(features)
-    (out,) = eagle_pass(head, batch.embedded(frozen), features + noise, 1)
+    drawn = torch.Generator(features.device).manual_seed(generator.initial_seed())
+    noise = torch.rand(features.shape, generator=drawn, device=features.device).sub(0.5).mul(0.2 * head.training)
+    (out,) = eagle_pass(head, batch.embedded(frozen), features + noise.to(features.dtype), 1)
     h = out[batch.answers]
     near = F.smooth_l1_loss(h.float(), features[batch.answers].float())
     return cross_entropy(h, frozen, batch.soft[batch.answers]) + 0.1 * near

@@ -30,6 +30,7 @@ class Recipe:
     parent: str | None = None
     epochs: int = 3
     lr: float = Schedule.lr
+    batch: int = Schedule.batch_tokens
     tokens: int = 0
     parts: int = 1
     roots: int = 0
@@ -53,7 +54,7 @@ class Recipe:
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(epochs=self.epochs, lr=self.lr, seed=self.seed)
+        return Schedule(epochs=self.epochs, lr=self.lr, batch_tokens=self.batch, seed=self.seed)
 
     def text(self, dialogues: Sequence[Dialogue]) -> Sequence[Dialogue]:
         """The first of these dialogues, as many as the recipe takes."""

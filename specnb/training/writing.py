@@ -148,7 +148,9 @@ def dialogues(
         places += 1
 
     def fresh(number: int) -> Row:
-        opening = openings[int(torch.randint(len(openings), (), generator=generator))] if openings else ()
+        opening = (
+            openings[int(torch.randint(len(openings), (), generator=generator, device=device))] if openings else ()
+        )
         return Row(greedy=number % 2 == 0, question=list(opening), forced=list(opening[::-1]))
 
     writing = [fresh(row) for row in range(rows)]
