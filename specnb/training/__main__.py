@@ -33,7 +33,6 @@ def main() -> None:
     train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: data/heads.toml")
     train.add_argument("--out", type=Path, help="folder for weights, card and learning curve")
     train.add_argument("--vocabulary", type=int, default=8192, help="tokens that can be drafted: the commonest")
-    train.add_argument("--parts", type=int, default=0, help="stop after so many parts of the text, to go on later")
     report = commands.add_parser("report", parents=[number], help="measure trained heads on the held-out text")
     report.add_argument("--heads", type=Path, help="their folder")
     report.add_argument("--out", type=Path, help="folder for the tables heads_*.csv")
@@ -46,9 +45,12 @@ def main() -> None:
 
 def run(options: Namespace) -> None:
     """What the command line asks for."""
-    from specnb.models import files, provenance  # now: torch and transformers take seconds
+    import torch  # now: torch and transformers take seconds
+
+    from specnb.models import files, provenance
     from specnb.training import corpus, openings, recipes, runs, writing
 
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length, at many times a step's cost
     wanted = {name: recipes.named(name) for name in getattr(options, "names", ())}
     command = provenance.command("specnb.training")
     pair = models.load_pair(options.pair, dtype=options.dtype)
@@ -68,8 +70,7 @@ def run(options: Namespace) -> None:
         for name in wanted:
             alike = (recipe for recipe in wanted.values() if recipe.tokens == wanted[name].tokens)
             layers = set().union(*(recipe.layers(pair.target) for recipe in alike))  # one pass of the target for all
-            terms = {"dialogues": dialogues, "ids": ids, "out": out, "parts": options.parts, "layers": layers}
-            runs.train(pair, name, command, **terms)
+            runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out, layers=layers)
     else:
         runs.report(pair, command, folder=options.heads or drafts, out=options.out or home / "results", text=text)
 

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from specnb.heads import Spec
 from specnb.models import files
 from specnb.training import losses
-from specnb.training.features import CHUNK
 from specnb.training.loop import Schedule
 from specnb.training.writing import Dialogue
 
@@ -32,7 +31,6 @@ class Recipe:
     lr: float = Schedule.lr
     batch: int = Schedule.batch_tokens
     tokens: int = 0
-    parts: int = 1
     roots: int = 0
     trees: int = 0
     seed: int = 0
@@ -60,11 +58,6 @@ class Recipe:
         """The first of these dialogues, as many as the recipe takes."""
         ends = np.cumsum([len(dialogue.answer) for dialogue in dialogues])
         return dialogues[: 1 + int(np.searchsorted(ends, self.tokens))] if self.tokens else dialogues
-
-    def part(self, dialogues: Sequence[Dialogue], number: int) -> list[Dialogue]:
-        """Part ``number``: every so many runs of CHUNK dialogues, so that parts are alike and share cached features."""
-        run = min(CHUNK, len(dialogues) // self.parts)
-        return [dialogue for i, dialogue in enumerate(dialogues) if i // run % self.parts == number]
 
 
 def named(name: str) -> Recipe:

@@ -53,77 +53,37 @@ def train(
     dialogues: Sequence[Dialogue],
     ids: Tensor,
     out: Path = heads.FOLDER,
-    parts: int = 0,
     layers: Iterable[int] = (),
 ) -> None:
     """Train one head by its name in ``recipes`` and write weights, card and learning curve to OUT/NAME.*.
 
     dialogues: all there are, of which the recipe takes the first; ids: the tokens it can draft, see ``vocabulary``.
-    parts: stop after so many parts of the text (0: all); layers: other states to compute on the way, for heads to come.
+    layers: other states to compute on the way, for heads to come.
 
-    Resumes a killed run from its checkpoint in the cache, and one whose text comes in parts from OUT/NAME after the
-    last whole part; leaves a head alone whose card says that it was trained on the same terms before. A recipe with a
-    parent starts from that head's weights in OUT, or the committed ones if OUT has none (ValueError if neither has, or
-    if parts of its text are still to come); others from the target's own layers.
+    Resumes a killed run from its checkpoint in the cache; leaves a head alone whose card says that it was trained on
+    the same terms before. A recipe with a parent starts from that head's weights in OUT, or the committed ones if OUT
+    has none (ValueError if neither has); others from the target's own layers.
     """
-    recipe, dialogues = recipes.named(name), recipes.named(name).text(dialogues)
+    recipe, began = recipes.named(name), time.monotonic()
+    schedule, spec, dialogues = recipe.schedule, recipe.spec(pair.target), recipe.text(dialogues)
     origin = out if (out / f"{recipe.parent}.json").exists() else heads.FOLDER
-    if recipe.parent:
-        _parent(recipe.parent, origin, pair)
-        seen, whole = len(_facts(origin / f"{recipe.parent}.json").get("parts", ())), recipes.named(recipe.parent).parts
-        if 0 < seen < whole:
-            raise ValueError(f"train {recipe.parent} first: it has seen {seen} of the {whole} parts of its text")
+    head = _parent(recipe.parent, origin, pair) if recipe.parent else None
     text = hashlib.sha256(np.concatenate([[*d.question, *d.answer] for d in dialogues]).astype(np.int32).tobytes())
     terms = {
         "head": name,
         "recipe": asdict(recipe),
-        "schedule": asdict(recipe.schedule),
+        "schedule": asdict(schedule),
         "target": heads.fingerprint(pair.target),
         "text": text.hexdigest()[:16],
         "ids": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:16],
         "parent": recipe.parent and files.sha256(origin / f"{recipe.parent}.safetensors")[:16],
     }
     card, terms = out / f"{name}.json", json.loads(json.dumps(terms))
-    done = _facts(card)["parts"] if card.exists() and _facts(card).get("terms") == terms else []
-    if len(done) == recipe.parts:
+    if card.exists() and _facts(card).get("terms") == terms:
         print(f"{name} is trained already on these terms: {card}")
-    for number in range(len(done), min(parts, recipe.parts) or recipe.parts):
-        run = hashlib.sha256(json.dumps([terms, number]).encode()).hexdigest()[:8]
-        checkpoint = files.cache_dir() / "training" / f"{name}-{run}.pt"
-        start = (name, out) if done else (recipe.parent, origin)
-        head, spec, part = _part(pair, recipe, recipe.part(dialogues, number), ids, start, checkpoint, layers)
-        curve = pd.concat([pd.DataFrame(p["curve"]).assign(part=i) for i, p in enumerate([*done, part])])
-        done, best = [*done, part], min(part["curve"], key=lambda row: row["validation_loss"])
-        facts = {
-            "head": name,
-            "target": terms["target"],
-            "target_name": pair.name,
-            "parameters": sum(p.numel() for p in head.parameters()),
-            "vocabulary": len(ids),
-            "data": {what: sum(part["data"][what] for part in done) for what in part["data"]},
-            "steps": sum(part["curve"][-1]["step"] for part in done),
-            "best": {"part": number, **best},
-            "parts": done,
-            "terms": terms,
-            **provenance.facts(command),
-        }
-        heads.save(head, spec, ids, facts, out / name)
-        files.write(out / f"{name}.csv", curve.to_csv(index=False, float_format="%.5g"))
-        checkpoint.unlink()
-
-
-def _part(
-    pair: models.Pair,
-    recipe: recipes.Recipe,
-    dialogues: Sequence[Dialogue],
-    ids: Tensor,
-    start: tuple[str | None, Path],
-    checkpoint: Path,
-    layers: Iterable[int],
-) -> tuple[torch.nn.Module, heads.Spec, dict]:
-    """A head trained on one part of its text, with what it has seen there and its learning curve."""
-    began, schedule, spec = time.monotonic(), recipe.schedule, recipe.spec(pair.target)
-    head = _parent(*start, pair) if start[0] else None
+        return
+    run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
+    checkpoint = files.cache_dir() / "training" / f"{name}-{run}.pt"
     read = recipe.layers(pair.target)
     data = corpus_features(pair, dialogues, ids, sorted({*read, *layers}), questions=True)
     data = replace(data, hidden={layer: data.hidden[layer] for layer in read})
@@ -136,13 +96,27 @@ def _part(
         trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=recipe.roots)
         data = replace(data, trees=trees)
     head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint)
-    seen = {
-        "dialogues": len(dialogues),
-        "answer_tokens": sum(len(d.answer) for d in dialogues),
-        "question_tokens": sum(len(d.question) for d in dialogues),
-        "with_roots": len(data.trees.dialogues) if data.trees else 0,
+    facts = {
+        "head": name,
+        "target": terms["target"],
+        "target_name": pair.name,
+        "parameters": sum(p.numel() for p in head.parameters()),
+        "vocabulary": len(ids),
+        "data": {
+            "dialogues": len(dialogues),
+            "answer_tokens": sum(len(d.answer) for d in dialogues),
+            "question_tokens": sum(len(d.question) for d in dialogues),
+            "with_roots": len(data.trees.dialogues) if data.trees else 0,
+        },
+        "steps": curve[-1]["step"],
+        "best": min(curve, key=lambda row: row["validation_loss"]),
+        "seconds_of_last_run": round(time.monotonic() - began),
+        "terms": terms,
+        **provenance.facts(command),
     }
-    return head, spec, {"data": seen, "curve": curve, "seconds_of_last_run": round(time.monotonic() - began)}
+    heads.save(head, spec, ids, facts, out / name)
+    files.write(out / f"{name}.csv", pd.DataFrame(curve).to_csv(index=False, float_format="%.5g"))
+    checkpoint.unlink()
 
 
 def _facts(card: Path) -> dict:

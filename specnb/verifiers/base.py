@@ -79,10 +79,16 @@ def drawn_from(draft: Draft, node: int) -> Tensor:
     return q if draft.ids is None else torch.cat([q, q.new_zeros(1)])
 
 
+def struck(law: Tensor, column: int) -> Tensor:
+    """A law with one column set to zero; the column is a number, since no index of ours lies on the law's device."""
+    law = law.clone()
+    law[column] = 0
+    return law
+
+
 def without(q: Tensor, column: int) -> Tensor:
     """q with one column struck out, renormalised if anything is left."""
-    q = q.clone()
-    q[column] = 0
+    q = struck(q, column)
     left = q.sum()
     return torch.where(left > 0, q / left, q)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins
 from specnb.tree import Draft, Drawn, Verdict
-from specnb.verifiers.base import check, choose, drawn_from, is_chain, over_columns, probabilities, toss
+from specnb.verifiers.base import check, choose, drawn_from, is_chain, over_columns, probabilities, struck, toss
 
 
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -110,7 +110,7 @@ def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
     # most of the work, hence one pass:
     rest = torch.sub(law, q, alpha=1 / scale).clamp_min_(0) if scale > 1e-300 else law
     last = child == draft.candidates[at.node][-1]  # after it, q is done with
-    left = q.index_fill(0, draft.columns[child], 0.0) if draft.drawn is Drawn.SWOR and not last else q
+    left = struck(q, int(draft.columns[child])) if draft.drawn is Drawn.SWOR and not last else q
     mass, q_mass = torch.stack([rest.sum(), left.sum()]).tolist()  # one read off the device
     if scale > 1e-300:  # else nothing changes: a dead node (s = 0) stays dead, a spent q takes nothing away
         at.survival = odds(mass * scale / at.q_mass, at.survival)
@@ -129,7 +129,9 @@ def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
     """The law a child of node was drawn from, over the columns of a law like this one; one-hot for a POINT draft."""
     if draft.drawn is not Drawn.POINT:
         return drawn_from(draft, node)
-    return torch.zeros_like(like).index_fill_(0, draft.columns[child], 1.0)
+    law = torch.zeros_like(like)
+    law[int(draft.columns[child])] = 1.0
+    return law
 
 
 def ratios(draft: Draft, p: Tensor) -> list[float]:

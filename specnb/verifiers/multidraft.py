@@ -52,7 +52,7 @@ def spec_hub(p: Tensor, q: Tensor, coins: Coins) -> Elected:
     """
     p, q = p.double(), q.double()
     a = int(q.argmax())
-    others = torch.arange(len(q)) != a
+    others = torch.arange(len(q), device=q.device) != a
     with_a = torch.where(others, q, 0)  # mass of the pair (i, a)
     after_a = torch.where(others, q * q[a] / (1 - q[a]), 0) if q[a] < 1 else torch.zeros_like(q)  # of (a, i)
     first = torch.minimum(p * others, with_a)

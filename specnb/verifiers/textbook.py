@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins
 from specnb.tree import Draft, Verdict
+from specnb.verifiers.base import struck
 
 
 def norm(law: Tensor, otherwise: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def rrsw(draft: Draft, M_b: Tensor, coins: Coins) -> Verdict:
             if coins.accept(min(1.0, float(p[x] / q[x]))):
                 break
             p = norm((p - q).clamp(min=0), p)
-            q = norm(q.index_fill(0, tree.tokens[child], 0), q)
+            q = norm(struck(q, x), q)
         else:
             return Verdict(tuple(path), coins.choose(p))
         path.append(child)
@@ -99,7 +100,7 @@ def traversal(draft: Draft, M_b: Tensor, coins: Coins) -> Verdict:
         rest = (p[v] * M_b[v] - M_s[v]).clamp(min=0)
         S = float(rest.sum())
         M_b[v] = norm(rest, M_b[v])  # lines 11 to 13: (1)
-        M_s[v] = norm(M_s[v].index_fill(0, tree.tokens[X], 0), M_s[v])  # (2)
+        M_s[v] = norm(struck(M_s[v], tree.token_list[X]), M_s[v])  # (2)
         p[v] = S / (S + 1 - p[v]) if S + 1 - p[v] > 0 else 1.0  # (3)
         live[v].remove(X)
         descend(v)  # every p below v anew, from the new p(v), M_b and M_s

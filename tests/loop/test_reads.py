@@ -23,16 +23,21 @@ from specnb.drafters import (
 )
 from specnb.sampling import Warp
 from specnb.target import Target
-from specnb.tree import Drawn
+from specnb.tree import Draft, Drawn
 
 V, REDUCED = 512, 256  # tokens of the target, of heads
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 TAKEN = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__")
 TAKEN = {getattr(Tensor, name) for name in TAKEN} | {torch.nonzero}
+BESIDE = ("index_fill", "index_fill_", "index_select", "gather", "scatter", "index_copy_", "index_add_", "take")
+BESIDE = {getattr(Tensor, name) for name in BESIDE}
 
 
 class Marked(Tensor):
-    """A tensor that would live on the device. Reading it is noted: (bytes, elements) of each read."""
+    """A tensor that would live on the device. Reading it is noted: (bytes, elements) of each read.
+
+    An index of the host's is refused by the functions that a GPU gives only indices of its own.
+    """
 
     reads: list[tuple[int, int]] = []  # noqa: RUF012
 
@@ -45,6 +50,8 @@ class Marked(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 args = [arg.as_subclass(Tensor) if isinstance(arg, Marked) else arg for arg in args]
                 return func(*args, **(kwargs or {}))
+        if func in BESIDE and any(type(arg) is Tensor for arg in args):
+            raise RuntimeError(f"{func.__name__} of a tensor on the device by an index on the host")
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -78,6 +85,7 @@ TARGET, OTHER = llama(vocab_size=V), llama(1, vocab_size=V)
 @pytest.fixture(autouse=True)
 def _reduced(monkeypatch):
     monkeypatch.setattr(tiny_heads, "IDS", torch.arange(0, V, V // REDUCED))
+    monkeypatch.setattr(Draft, "ids_there", property(lambda draft: mark(draft.ids)))
 
 
 def head(kind: str):
@@ -168,6 +176,16 @@ def test_a_table_that_is_moved_is_noticed(monkeypatch):
     monkeypatch.setattr(Warp, "__call__", lambda self, logits: warp(self, logits).cpu())
     steps = counted(NgramDrafter(), None, verifiers.greedy, 0.0)
     assert any(step["largest"] >= step["of"] * V for step in steps)
+
+
+def test_an_index_of_the_host_s_is_refused(monkeypatch):
+    """Negative control: the first form of traversal, which ran on CPUs only."""
+    fill = lambda law, column: law.index_fill(0, torch.tensor(column), 0.0)  # noqa: E731
+    monkeypatch.setattr(verifiers.bottom_up, "struck", fill)
+    with pytest.raises(RuntimeError, match="index_fill of a tensor on the device"):
+        counted(
+            TreeDrafter(marked(CausalLMDraft(OTHER)), growth.kary(3, 2), Drawn.SWOR), None, verifiers.traversal, 1.0
+        )
 
 
 @pytest.mark.parametrize("profile", [False, True])

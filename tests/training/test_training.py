@@ -6,7 +6,6 @@ import json
 import os
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 from tiny_heads import QUICK, fresh
@@ -221,30 +220,6 @@ def test_a_truncated_checkpoint_is_named(interrupted):
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(ValueError, match="truncated or damaged: delete it"):
         go_on(schedule=QUICK)
-
-
-def test_a_text_in_parts_goes_on_from_the_last_whole_one(pair, dialogues, hasty, tmp_path, monkeypatch):
-    """Cut between two parts, and within one, it ends with the very weights of a run that was not; no part is alike."""
-    ids, weights = features.vocabulary(dialogues, 16), {}
-    for folder in ("whole", "cut"):
-        monkeypatch.setenv("SPECNB_CACHE", str(tmp_path / folder / "cache"))
-        train = functools.partial(runs.train, pair, command="test", dialogues=dialogues, ids=ids, out=tmp_path / folder)
-        if folder == "cut":
-            train("eagle", parts=1)
-            first = (tmp_path / folder / "eagle.safetensors").read_bytes()
-            with pytest.raises(ValueError, match="train eagle first: it has seen 1 of the 3 parts"):
-                train("hass")
-            with monkeypatch.context() as patch:
-                patch.setattr(losses, "eagle_loss", killed_at(5, losses.eagle_loss))
-                with pytest.raises(Killed):
-                    train("eagle")
-        train("eagle")
-        weights[folder] = (tmp_path / folder / "eagle.safetensors").read_bytes()
-    assert first != weights["cut"] == weights["whole"]
-    card, curve = json.loads((tmp_path / "cut" / "eagle.json").read_text()), pd.read_csv(tmp_path / "cut" / "eagle.csv")
-    assert [part["data"]["dialogues"] for part in card["parts"]] == [14, 13, 13]
-    assert card["data"]["dialogues"] == 40
-    assert card["steps"] == curve.groupby("part")["step"].max().sum()
 
 
 def test_a_run_on_other_terms_has_a_checkpoint_of_its_own(pair, dialogues, hasty, tmp_path, monkeypatch):

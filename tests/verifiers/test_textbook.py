@@ -67,14 +67,14 @@ SPOILED = {
     "token_level, bonus from q": ("token_level", ("coins.choose(M_b[-1])", "coins.choose(M_s[0])")),
     "token_level, recovered from p": ("token_level", ("norm((M_b[v] - M_s[v]).clamp(min=0), M_b[v])", "M_b[v]")),
     "rrs, p kept": ("rrs", ("p = norm((p - q).clamp(min=0), p)", "pass")),
-    "rrsw, q kept": ("rrsw", ("q = norm(q.index_fill(0, tree.tokens[child], 0), q)", "pass")),
+    "rrsw, q kept": ("rrsw", ("q = norm(struck(q, x), q)", "pass")),
     "block, first rejection ends it": (
         "block",
         ("tau = i  # the last acceptance counts, whatever came before it", "tau = i\n        else:\n            break"),
     ),
     "block, h is p": ("block", ("h = Z / (Z + 1 - p[i]) if Z + 1 - p[i] > 0 else 1.0", "pass")),
     "traversal, survivals kept": ("traversal", ("descend(v)  # every p below v anew", "# every p below v anew")),
-    "traversal, q kept": ("traversal", ("M_s[v] = norm(M_s[v].index_fill(0, tree.tokens[X], 0), M_s[v])", "pass")),
+    "traversal, q kept": ("traversal", ("M_s[v] = norm(struck(M_s[v], tree.token_list[X]), M_s[v])", "pass")),
 }
 
 
