@@ -205,9 +205,9 @@ def _columns(table: pd.DataFrame) -> set[str]:
 
 
 def _heads(used: Sequence[dict[str, str]]) -> str:
-    """In words, which heads are other files now; nothing if all are the committed ones."""
-    names = {name for each in used for name in each}
-    there = {name for name in names if (heads.FOLDER / f"{name.partition('@')[0]}.safetensors").exists()}
-    now = heads.hashes(there)
+    """In words, which heads are other files now; nothing if all are those of the committed cards, variants' too."""
+    cards = {card.stem: card for folder in ("variants", ".") for card in (heads.FOLDER / folder).glob("*.json")}
+    names = {name for each in used for name in each if name.partition("@")[0] in cards}
+    now = {name: json.loads(cards[name.partition("@")[0]].read_text("utf-8"))["sha256"] for name in names}
     other = sorted({name for each in used for name, digest in each.items() if now.get(name) != digest})
     return f"made with other heads: {', '.join(other)}" if other else ""

@@ -168,17 +168,26 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
     for EAGLE-type heads.
     ece: standard, of the largest probability; ece_paper: the paper's, of the probability of the target's token.
     temperature, on a card: what calibrates the head on "tuning" prompts.
+
+    Tables are written after each head. What they hold of heads in other folders stays; a head whose weights they know
+    is not measured again.
     """
-    prompts, tables, ranks = evaluation.held_out_prompts(), {}, []
-    tuning = prompts.index[prompts["set"] == evaluation.TUNING]
+    prompts, record = evaluation.held_out_prompts(), out / "heads_by_prompt.json"
+    tuning, known = prompts.index[prompts["set"] == evaluation.TUNING], {}
+    tables = {"by_prompt": pd.DataFrame({"head": []}), "by_rank": pd.DataFrame({"head": []})}
+    if record.exists():
+        known = _facts(record)["head_sha256"]
+        tables = {name: pd.read_csv(out / f"heads_{name}.csv") for name in tables}
     for path, *head, data in _loaded(pair, folder, text):
+        sha, card, ranks = files.sha256(path.with_suffix(".safetensors")), Path(f"{path}.json"), []
+        if known.get(path.name) == sha:
+            continue
         table = evaluation.counts(path.name, *head, data, prompts)
         found = evaluation.summed(table)
         print(found.round(3).to_string(index=False), flush=True)
         figures = found.set_index("set").loc["all"].filter(regex="tau|depth").to_dict()
         figures["temperature"] = evaluation.temperature(*head, data, tuning)
-        card, figures = Path(f"{path}.json"), {name: float(f"{value:.5g}") for name, value in figures.items()}
-        files.write(card, files.to_json({**_facts(card), "held_out": figures}))
+        figures = {name: float(f"{value:.5g}") for name, value in figures.items()}
         if head[1].kind == "eagle":
             rows = evaluation.by_rank(*head, pair.target, data, prompts.index.difference(tuning))
             sums = rows.groupby(["dialogue", "rank"])[["hit", "confidence"]].sum().unstack()
@@ -188,8 +197,11 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
                 hit, confidence, p_target = (group[x].to_numpy(float) for x in ("hit", "confidence", "p_target"))
                 ece = {"ece": heads.ece(confidence, hit), "ece_paper": heads.ece(p_target, hit)}
                 ranks.append({"head": path.name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(group)})
-        tables[path.name] = table
-    whole, shas = pd.concat(tables.values(), ignore_index=True), heads.hashes(tables, folder)
-    written = {"held_out": evaluation.summed(whole), "by_prompt": whole, "by_rank": pd.DataFrame(ranks)}
-    for name, table in written.items():
-        provenance.write_table(out / f"heads_{name}", table, command, head_sha256=shas)
+        known[path.name] = sha
+        for name, new in (("by_prompt", table), ("by_rank", pd.DataFrame(ranks))):
+            others = tables[name][tables[name]["head"] != path.name]
+            tables[name] = pd.concat([part for part in (others, new) if len(part)], ignore_index=True)
+        written = {"held_out": evaluation.summed(tables["by_prompt"]), **tables}
+        for name, table in written.items():
+            provenance.write_table(out / f"heads_{name}", table, command, head_sha256=known)
+        files.write(card, files.to_json({**_facts(card), "held_out": figures}))

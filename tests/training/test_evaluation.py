@@ -108,6 +108,17 @@ def test_reports_are_recorded(pair, dialogues, hasty, tmp_path, monkeypatch):
     assert each[each["head"] == "vdm"].filter(like="rank").isna().all(axis=None)
     assert json.loads((tmp_path / "tables" / "heads_by_rank.json").read_text())["command"] == "test"
     assert 0.3 < json.loads((tmp_path / "vdm.json").read_text())["held_out"]["temperature"] < 3
+    (tmp_path / "more").mkdir()
+    runs.train(
+        pair, "medusa", "test", dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path / "more"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "by_rank", None)  # would be called again for a head that is not known
+        for folder in (tmp_path / "more", tmp_path):
+            runs.report(pair, "again", folder=folder, out=tmp_path / "tables")
+    more = pd.read_csv(tmp_path / "tables" / "heads_by_prompt.csv")
+    pd.testing.assert_frame_equal(more[more["head"] != "medusa"], each)
+    assert (more["head"] == "medusa").sum() == 12
 
 
 def test_the_temperature_is_the_one_that_calibrates(pair, ready):
