@@ -19,14 +19,13 @@ from specnb import growth
 from specnb.growth import Growth
 from specnb.lab import prices, replay
 from specnb.show.charts import ranked
-from specnb.show.look import COLOURS, INK, canvas, png
+from specnb.show.look import canvas, png
 from specnb.show.trees import draw_tree, score_notes, tree_table
 from specnb.tree import Draft, TokenTree
 
 Picture = bytes | tuple[bytes, str]  # PNG, or PNG and a line of words
 Int, Float = ipywidgets.IntSlider, ipywidgets.FloatSlider
 Share = partial(ipywidgets.FloatLogSlider, step=0.1, readout_format=".3f")
-RING = {"marker": "o", "ms": 16, "mfc": "none", "mec": INK, "mew": 2}
 
 
 class Explorer(ipywidgets.VBox):
@@ -74,23 +73,33 @@ def explorer(controls: Mapping[str, ipywidgets.Widget], render: Callable[..., Pi
 # ---- growth rules on a recorded step -----------------------------------------------------------------------------
 
 
+SETTINGS = {
+    growth.DynaTree: lambda: {
+        "depth": Int(8, 1, 8), "branch": Int(3, 1, 4), "threshold": Share(0.03, min=-2, max=-0.3),
+        "budget": Int(40, 1, 128),
+    },
+    growth.Pct: lambda: {
+        "cost": Share(0.1, min=-2, max=0), "leaf": Share(0.01, min=-3, max=-0.5), "k": Int(3, 1, 5),
+        "depth": Int(10, 1, 10),
+    },
+    growth.Salf: lambda: {
+        "threshold": Float(0.6, min=0, max=0.95, step=0.05), "beam": Int(4, 1, 10), "total": Int(20, 2, 60),
+        "fill": ipywidgets.Checkbox(False),
+    },
+}  # fmt: skip
+
+
 def growth_explorer(
-    tree: TokenTree, scores: Tensor, labels: Sequence[str], kind: type[Growth] = growth.DynaTree
+    tree: TokenTree, scores: Tensor, labels: Sequence[str], kind: type[Growth] = growth.DynaTree, **fixed: float
 ) -> Explorer:
     """A growth rule's settings as sliders on a recorded step; the tree and its cost follow.
 
-    tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. kind: DynaTree (depth, branch,
-    threshold, budget) or Pct (cost, leaf, k, depth).
+    tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. kind: one of SETTINGS, whose
+    settings without a slider may be fixed.
     """
-    if kind is growth.Pct:
-        controls = {"cost": Share(0.1, min=-2, max=0), "leaf": Share(0.01, min=-3, max=-0.5)}
-        controls |= {"k": Int(3, 1, 5), "depth": Int(10, 1, 10)}
-    else:
-        controls = {"depth": Int(8, 1, 8), "branch": Int(3, 1, 4)}
-        controls |= {"threshold": Share(0.03, min=-2, max=-0.3), "budget": Int(40, 1, 128)}
 
     def render(**settings: float) -> Picture:
-        nodes, frontiers = replay.regrow(tree, scores, kind(**settings), max_depth=len(tree))
+        nodes, frontiers = replay.regrow(tree, scores, kind(**settings, **fixed), max_depth=len(tree))
         with canvas(11, 5.4) as figure:
             table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
             draw_tree(table, ax=figure.add_axes((0, 0, 1, 1)), notes=score_notes(scores, nodes))
@@ -102,78 +111,14 @@ def growth_explorer(
         )
         if kind is growth.Pct:
             words += f" · gains {covers - settings['cost'] * forwards:.2f} target calls before verification"
+        if kind is growth.Salf:
+            words += f" · S by forward: {', '.join(f'{float(scores[nodes].sum()):.2f}' for nodes in frontiers)}"
         return picture, words
 
-    return explorer(controls, render)
-
-
-def race_explorer(tree: TokenTree, scores: Tensor, labels: Sequence[str], rules: Mapping[str, Growth]) -> Explorer:
-    """Growth rules racing on one recorded step, a draft forward at a time (SALF's figures 3 and 4).
-
-    tree, scores: of ``replay.record`` with a larger tree; labels: one text per node. Raises ValueError where the
-    recording is too small for a rule.
-    """
-    stages = {name: replay.stages(tree, scores, rule) for name, rule in rules.items()}
-
-    def render(forward: int) -> Picture:
-        """The rules side by side after so many draft forwards, and their queues in words.
-
-        Ticked: in the tree if it ended here. Diamond: expanded by the next forward. Dashed: scored, but left out.
-        Nodes whose path probability rounds to .00 are counted, not drawn.
-        """
-        lines = []
-        with canvas(12, 6.2) as figure:
-            for i, (name, found) in enumerate(stages.items()):
-                at = min(forward, len(found) - 1)
-                stage, nodes = found[at], [node for node in found[at].scored if scores[node] >= 0.005]
-                table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
-                table.loc[[node in stage.kept for node in nodes], "state"] = "accepted"
-                table.loc[[node in stage.next for node in nodes], "state"] = "recovered"
-                table.loc[0, "state"] = "root"
-                ax = figure.add_axes((i / len(rules), 0, 1 / len(rules), 0.92))
-                draw_tree(table, ax=ax, notes=score_notes(scores, nodes))
-                ax.set_title(f"{name}: {at} forwards{' · ended' if at == len(found) - 1 else ''}")
-                covers, mass = (float(scores[list(nodes)].sum()) for nodes in (stage.kept, stage.next))
-                likely = [node for node in stage.next if node] or [0]
-                following = ", ".join(f"{html.escape(labels[node])} {float(scores[node]):.2f}" for node in likely)
-                then = f"next, S = {mass:.2f}: {following}" if stage.next else "nothing is expanded any more"
-                more = len(stage.scored) - len(nodes)
-                unseen = f"; {more} more {'node' if more == 1 else 'nodes'} below .005" if more else ""
-                lines.append(f"<b>{name}</b> would cover {covers:.2f} tokens{unseen}; {then}")
-            return png(figure), "<br>".join(lines)
-
-    return explorer({"forward": Int(0, 0, max(map(len, stages.values())) - 1)}, render)
+    return explorer(SETTINGS[kind](), render)
 
 
 # ---- recorded tables -----------------------------------------------------------------------------------------------
-
-
-def threshold_explorer(table: pd.DataFrame) -> Explorer:
-    """SALF's threshold on a replayed curve: speed and τ under any price of a draft forward and of a verified node.
-
-    table: per threshold (index), a step's mean tokens ("τ"), draft "forwards" and "nodes" (root not counted). call,
-    node: shares of a target call for one token.
-    """
-
-    def render(threshold: float, call: float, node: float) -> Picture:
-        speed = prices.speed(table["τ"], table["forwards"], table["nodes"], call=call, node=node)
-        top, row = speed.idxmax(), table.loc[threshold]
-        with canvas(10, 4.2) as figure:
-            axes = figure.add_axes((0.08, 0.15, 0.4, 0.78)), figure.add_axes((0.58, 0.15, 0.4, 0.78))
-            for ax, values, name in zip(axes, (speed, table["τ"]), ("tokens per target call's time", "τ"), strict=True):
-                ax.plot(values.index, values, "o-")
-                ax.plot(threshold, values[threshold], **RING)
-                ax.set(xlabel="threshold", ylabel=name)
-            axes[0].plot(top, speed[top], "*", ms=18, color=COLOURS["bonus"])
-            return png(figure), (
-                f"threshold {threshold:.2f}: {row['forwards']:.2f} forwards, {row['nodes']:.1f} nodes, "
-                f"τ {row['τ']:.2f}, speed {speed[threshold]:.2f}; best at {top:.2f}: {speed[top]:.2f}"
-            )
-
-    forward = Float(0.1, min=0, max=0.5, step=0.01, description="a forward")
-    node = Float(0.0, min=0, max=0.05, step=0.002, readout_format=".3f", description="a node")
-    thresholds = ipywidgets.SelectionSlider(options=list(table.index))
-    return explorer({"threshold": thresholds, "call": forward, "node": node}, render, row=3)
 
 
 def whatif_speed_ups(race: pd.DataFrame, draft: float, node: float) -> pd.Series:

@@ -22,10 +22,10 @@ REPORT = files.DATA / "results" / "heads_held_out.csv"
 
 
 def test_sizes():
-    """9 MB a head (a vdm of two layers: 16), 50 MB in all."""
+    """9 MB a head, 50 MB in all."""
     sizes = {path.stem: path.stat().st_size for path in heads.FOLDER.glob("*.safetensors")}
     assert set(NAMES) <= sizes.keys()
-    assert all(size < (16 if name == "vdm" else 9) * MB for name, size in sizes.items())
+    assert max(sizes.values()) < 9 * MB
     assert sum(sizes.values()) < 50 * MB
 
 
@@ -99,9 +99,9 @@ def test_replay_predicts_real_chains(name, smollm2):
     assert tau([step for generation in generations for step in generation.steps]) > 1.2
 
 
-# (agreement at depth 1, τ of chains of five) below which a retrained head is a step back. The aims were .55 and 2.0,
-# and .40 for the vdm.
-FLOORS = {"vdm": (0.52, 2.00), "eagle": (0.63, 2.02), "hass": (0.62, 2.20), "talf": (0.61, 2.12), "edd": (0.55, 2.02)}
+# (agreement at depth 1, τ of chains of five) below which a retrained head is a step back. The aims for the best head
+# were .70 and 2.5.
+FLOORS = {"vdm": (0.58, 2.24), "eagle": (0.70, 2.26), "hass": (0.69, 2.56), "talf": (0.67, 2.39), "edd": (0.59, 2.20)}
 
 
 @pytest.mark.parametrize("name", FLOORS)

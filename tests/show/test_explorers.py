@@ -105,7 +105,6 @@ def test_stills_of_an_unknown_control_name_the_known_ones():
 
 # ---- every widget, and what its stills are asked for
 
-CURVE = pd.DataFrame({"τ": [2.4, 2.2, 1.8], "forwards": [7.0, 2.0, 1.2], "nodes": [60.0, 20.0, 12.0]})
 RACE = pd.DataFrame(
     [
         ("generate", "a", 10, 11.0, 2.0, "1:10", None),
@@ -124,13 +123,19 @@ def recorded(depth: int, first: int = 1):
     return draft.tree, draft.scores, [f"t{token}" for token in draft.tree.token_list]
 
 
-def contest():
-    """A recorded step and the rules that race on it."""
-    rules = {"beam": growth.Eagle2(11, 3, 3), "optimal": growth.Salf(12, 3, 0.0, 4), "SALF": growth.Salf(12, 3, 0.6, 4)}
-    drafter = exact.toy_drafter(exact.random_model(6, 3), replay.Together(tuple(rules.values()), k=4), Drawn.POINT)
+def searched():
+    """A recorded step on which a search with any of these settings can be replayed."""
+    rule = replay.Together(tuple(growth.Salf(12, 3, stop, 4) for stop in (0.0, 0.6)), k=4)
+    drafter = exact.toy_drafter(exact.random_model(6, 3), rule, Drawn.POINT)
     drafter.begin((0,), Warp(), {})
     draft = drafter.propose(RandomCoins(0), 99)
-    return draft.tree, draft.scores, [f"<{token}>" for token in draft.tree.token_list], rules
+    return draft.tree, draft.scores, [f"<{token}>" for token in draft.tree.token_list]
+
+
+def salf():
+    box = show.growth_explorer(*searched(), growth.Salf, width=4)
+    box.controls.beam.value, box.controls.total.value = 3, 12
+    return box
 
 
 def whatif():
@@ -156,11 +161,7 @@ WIDGETS = {
         lambda: show.growth_explorer(*recorded(8, first=4), growth.Pct),
         {"k": [2], "depth": [4], "cost": [0.1, 0.5]},
     ),
-    "race": (lambda: show.race_explorer(*contest()), {"forward": [0, 2]}),
-    "threshold": (
-        lambda: show.threshold_explorer(CURVE.set_axis([0.0, 0.6, 0.95])),
-        {"threshold": [0.6], "call": [0.1, 0.2]},
-    ),
+    "salf": (salf, {"threshold": [0.0, 0.6]}),
     "whatif": (whatif, {"draft": [0.0, 0.5]}),
     "law": (show.law_explorer, {"shape": ["chain of 2"], "p_a": [0.3, 0.9]}),
     "acceptance": (show.acceptance_explorer, {"mix": [0.5], "gamma": [1, 2]}),
@@ -219,36 +220,18 @@ def test_pct_explorer_follows_its_sliders():
     assert "leaf 0.2 and cost 0.02" in controls.readout.value
 
 
-def test_race_explorer_goes_forward_by_forward():
-    """Every stage another picture; the optimal search covers most in the end, SALF's stop leaves forwards out."""
-    tree, scores, labels, rules = contest()
-    controls = show.race_explorer(tree, scores, labels, rules).controls
-    seen = []
-    for forward in range(controls.forward.max + 1):
-        controls.forward.value = forward
-        seen.append((bytes(controls.image.value), controls.readout.value))
-    assert len({picture for picture, _ in seen}) == len(seen) > 4
-    assert "next, S = 1.00: &lt;0&gt; 1.00" in seen[0][1]
-    assert seen[-1][1].count("nothing is expanded any more") == 3
-    beam, optimal, salf = (float(line.split("cover ")[1].split()[0]) for line in seen[-1][1].split("<br>"))
-    assert optimal >= beam
-    assert optimal > salf
-    forwards = {name: len(replay.stages(tree, scores, rule)) - 1 for name, rule in rules.items()}
-    assert forwards["SALF"] < forwards["optimal"]
-
-
-def test_threshold_explorer_moves_its_optimum_with_the_prices():
-    """Free forwards: the longest drafts are best; dear ones: the shortest. The ring follows its slider."""
-    controls = show.threshold_explorer(CURVE.set_axis([0.0, 0.6, 0.95])).controls
-    best, seen = [], set()
-    for call, node in ((0.0, 0.0), (0.06, 0.0), (0.5, 0.0), (0.0, 0.05)):
-        controls.call.value, controls.node.value = call, node
-        best.append(controls.readout.value.split("best at ")[1][:4])
-        seen.add(bytes(controls.image.value))
-    assert best == ["0.00", "0.60", "0.95", "0.95"]
-    controls.threshold.value = 0.6
-    assert controls.readout.value.startswith("threshold 0.60: 2.00 forwards, 20.0 nodes, τ 2.20, speed 1.10")
-    assert len({*seen, bytes(controls.image.value)}) == 5
+def test_salf_explorer_follows_its_sliders():
+    """The first draft call expands the root alone; a stop leaves calls out; filling costs nodes and no call."""
+    controls = salf().controls
+    controls.threshold.value, whole = 0.0, []
+    for threshold, fill in ((0.0, False), (0.6, False), (0.6, True)):
+        controls.threshold.value, controls.fill.value = threshold, fill
+        words = controls.readout.value
+        whole.append((int(words.split(" draft forwards")[0].split()[-1]), int(words.split()[0])))
+        assert "S by forward: 1.00" in words
+    (calls, nodes), (fewer, unfilled), (same, filled) = whole
+    assert calls > fewer == same
+    assert nodes == filled == 11 > unfilled
 
 
 def test_whatif_explorer_moves_with_the_prices():
