@@ -59,6 +59,35 @@ def test_notebook_is_sound(path):
     assert problems(path) == []
 
 
+LECTURES = [
+    path for path in NOTEBOOKS if path.stem[:2] in ("00", "02", "03", "04", "05") and path.parent.name == "notebooks"
+]
+QUOTED = {"paper", "parameter", "by-hand"}  # cells whose decimals are the paper's, settings, or computed in view
+
+
+def loose(notebook) -> list[str]:
+    """Where a lecture of the second edition is too long, or types a number that a cell should print."""
+    texts = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+    found = ["more than 60 cells"] if len(notebook.cells) > 60 else []
+    found += ["more than 2,000 words"] if sum(len(cell.source.split()) for cell in texts) > 2000 else []
+    for cell in texts:
+        said = re.sub(r"\]\([^)]*\)|`[^`]*`", "", cell.source)
+        if not QUOTED & {*cell.metadata.get("tags", [])} and (typed := re.findall(r"(?<![\w.])\d*\.\d+|\d+ ?%", said)):
+            found.append(f"typed: {typed[0]}")
+    return found
+
+
+def test_lectures_keep_their_form():
+    assert len(LECTURES) == 5
+    assert {path.stem: loose(nbformat.read(path, as_version=4)) for path in LECTURES} == {p.stem: [] for p in LECTURES}
+
+
+def test_a_typed_number_is_noticed():
+    for said in (" It is .87 of it.", " That is 12 % more.", " word" * 2000):
+        spoiled = broken(lambda notebook, code, said=said: notebook.cells.append(nbformat.v4.new_markdown_cell(said)))
+        assert len(loose(spoiled)) == 1, said[:20]
+
+
 def test_every_notebook_has_solutions():
     mains = {path.stem for path in NOTEBOOKS if path.parent.name == "notebooks"}
     solutions = {path.stem for path in NOTEBOOKS if path.parent.name == "solutions"}
