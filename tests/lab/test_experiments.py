@@ -79,6 +79,16 @@ def test_only_the_present_blocks_are_read(tmp_path, monkeypatch):
     assert len(sweep.load(path)) == 2
     assert experiments.recorded("ptd_alike", tmp_path)["length"].tolist() == [64]
     assert experiments.stale(tmp_path) == {"ptd_alike.jsonl": "made with other heads: edd"}
+    assert len(experiments.recorded("ptd_alike", tmp_path, replaced=True)) == 1
+
+
+def test_replaced_blocks_are_read_on_request_while_there_are_no_others(tmp_path, monkeypatch, capsys):
+    record_one(tmp_path, monkeypatch)
+    path = tmp_path / "ptd_alike.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"key": "0" * 16}) + "\n")
+    assert len(experiments.recorded("ptd_alike", tmp_path)) == 0
+    assert len(experiments.recorded("ptd_alike", tmp_path, replaced=True)) == 1
+    assert "with heads that have been replaced since" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fault", ["heads", "columns", "name", "command"])
