@@ -134,7 +134,8 @@ def recorded(name: str, folder: Path = RESULTS, *, replaced: bool = False) -> pd
     own = table["key"].isin(EXPERIMENTS[name].keys())
     if replaced and not own.any():
         print(f"{name}: recorded {table['date'].max()}, with heads that have been replaced since")
-    table = table if replaced and not own.any() else table[own].reset_index(drop=True)
+        own = ~own
+    table = table[own].reset_index(drop=True)
     return table.assign(domain=prompts.domains(table["prompt"])) if "prompt" in table else table
 
 

@@ -180,7 +180,7 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
         tables = {name: pd.read_csv(out / f"heads_{name}.csv") for name in tables}
     for path, *head, data in _loaded(pair, folder, text):
         sha, card, ranks = files.sha256(path.with_suffix(".safetensors")), Path(f"{path}.json"), []
-        if known.get(path.name) == sha:
+        if known.get(path.name) == sha and "held_out" in _facts(card):
             continue
         table = evaluation.counts(path.name, *head, data, prompts)
         found = evaluation.summed(table)
@@ -201,7 +201,7 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
         for name, new in (("by_prompt", table), ("by_rank", pd.DataFrame(ranks))):
             others = tables[name][tables[name]["head"] != path.name]
             tables[name] = pd.concat([part for part in (others, new) if len(part)], ignore_index=True)
-        written = {"held_out": evaluation.summed(tables["by_prompt"]), **tables}
-        for name, table in written.items():
-            provenance.write_table(out / f"heads_{name}", table, command, head_sha256=known)
         files.write(card, files.to_json({**_facts(card), "held_out": figures}))
+        for name in ("held_out", "by_rank", "by_prompt"):  # the last says what is known: a killed run measures again
+            table = evaluation.summed(tables["by_prompt"]) if name == "held_out" else tables[name]
+            provenance.write_table(out / f"heads_{name}", table, command, head_sha256=known)
