@@ -105,6 +105,11 @@ def ptd_as_printed(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
         path.append(node)
 
 
+def ptd_as_coded(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """PTD's public code: p is renormalised over the vocabulary, as it should be, but the last token is the argmax."""
+    return one_hot(draft, p, Argmax(coins))
+
+
 def bonus_untempered(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """The bonus token drawn from the law at temperature 1; p here is at 0.5. Spec-Bench's copy of EAGLE's code."""
     verdict = rrsw(draft, p, coins)
@@ -176,7 +181,7 @@ BUGS = {
     "residual not renormalised": Bug("arithmetic", TREE, RESIDUAL),
     "PTD's Algorithm 2 as printed": Bug("arithmetic", TOP_K, ptd_as_printed),
     "recovered token drawn from p": Bug("last token", TREE, RECOVERED),
-    "last token by argmax (PTD's code)": Bug("last token", TOP_K, lambda d, p, coins: one_hot(d, p, Argmax(coins))),
+    "last token by argmax (PTD's code)": Bug("last token", TOP_K, ptd_as_coded),
     "bonus drawn without the temperature": Bug("last token", drawn(chain(2), SWOR), bonus_untempered, warp=Warp(0.5)),
     "one uniform for all accept coins": Bug("coins", TREE, lambda draft, p, coins: rrsw(draft, p, OneUniform(coins))),
 }  # fmt: skip

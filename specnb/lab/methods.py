@@ -15,6 +15,7 @@ merged with a look-up; ``auto`` is short for this one, ``pair:auto + retrieval``
 ``vdm:linear``, ``vdm:streaming 256``, ``vdm:dynatree``: DynaTree's Table 1
 ``edd:pct 0.06 in graphs``: any of ours, the forwards of target and draft recorded (``models.Graphs``)
 ``edd:pct 0.06 invariant``: any of ours, the target's forwards by the same bits on any tree (``models.Invariant``)
+``ptd as printed``, ``ptd as coded``: negative controls, drafts of tokens verified by a broken rule (LOSSY)
 """
 
 import re
@@ -27,6 +28,7 @@ from itertools import product
 from specnb import drafters, growth, heads, models, verifiers
 from specnb.decode import Drafter, PlainDrafter, Verifier
 from specnb.drafters import AutoDrafter, DraftModel, MergedDrafter, TreeDrafter
+from specnb.exact import gallery
 from specnb.models import Window, prompts
 from specnb.tree import Drawn
 
@@ -65,6 +67,7 @@ DRAFTERS = {
 }
 MERGEABLE = ("ngram", "retrieval")  # looked up, not computed: paths without auxiliary nodes
 FORWARDS = ("in graphs", "invariant")  # how those of our methods are run
+LOSSY = {"as printed": gallery.ptd_as_printed, "as coded": gallery.ptd_as_coded}  # controls: the law is not kept
 PATTERN = re.compile(r"(?P<head>[\w./@-]+):(?P<rule>.+?)(?: (?P<drawn>point|iid|swor)(?: (?P<verifier>\w+))?)?")
 
 
@@ -98,6 +101,11 @@ def method(name: str) -> Method:
         if plain.options is not None:
             raise ValueError(f"{name!r}: forwards of transformers' own methods are not run {how}, only ours")
         return replace(plain, name=name, forwards=how)
+    if bug := next((bug for bug in LOSSY if name.endswith(f" {bug}")), None):
+        plain = method(name.removesuffix(f" {bug}"))
+        if plain.alone is None:
+            raise ValueError(f"{name!r}: only drafters without a trained draft are verified {bug}")
+        return replace(plain, name=name, verifier=LOSSY[bug])
     if found := LOOKUP.fullmatch(name):
         return Method(name, {setting: int(text or TUNED[setting]) for setting, text in found.groupdict().items()})
     if name in THEIRS:
