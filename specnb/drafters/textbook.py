@@ -51,11 +51,11 @@ def step_and_prune(T: Trie, d_max: int) -> Trie:
     goes.
     """
     kept = {v: below for v, below in T.items() if 1 + depth(below) <= d_max}  # 10–12
-    for below in (below for v, below in T.items() if v not in kept):
-        for heir, under in below.items():
-            if heir not in T and heir not in kept:
-                kept[heir] = under
-                break
+    for v, below in T.items():
+        if v not in kept:
+            heir = next((child for child in below if child not in T and child not in kept), None)
+            if heir is not None:
+                kept[heir] = below[heir]
     return kept
 
 

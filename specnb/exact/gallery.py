@@ -90,24 +90,30 @@ class OneUniform:
 def ptd_as_printed(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """PTD's Algorithm 2 as printed: after a rejection p is renormalised over the candidates that remain.
 
-    The last candidate is then accepted with certainty, whatever the target thinks of it.
+    The last of several is then accepted with certainty, whatever the target thinks of it. Behind one that is alone and
+    rejected the printed loop does not end; here the next token is drawn from the rest, so that only line 13 errs.
     """
-    node, path, tree = 0, [], draft.tree
+    node, path = 0, []
     while True:
-        left = [float(p[node, tree.tokens[c]]) for c in tree.children[node]]
-        for i, child in enumerate(tree.children[node]):
+        tokens = draft.tree.tokens[list(draft.candidates[node])]
+        left = p[node, tokens].tolist()
+        for i, child in enumerate(draft.candidates[node]):
             mass = sum(left[i:]) if i else 1.0
             if mass > 0 and coins.accept(min(1.0, left[i] / mass)):
                 node = child
                 break
         else:
-            return Verdict(tuple(path), coins.choose(p[node]))
+            rest = p[node].index_fill(0, tokens, 0.0)
+            return Verdict(tuple(path), coins.choose(rest if rest.any() else p[node]))
         path.append(node)
 
 
 def ptd_as_coded(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """PTD's public code: p is renormalised over the vocabulary, as it should be, but the last token is the argmax."""
-    return one_hot(draft, p, Argmax(coins))
+    """PTD's public code: p is renormalised over the vocabulary, as it should be, but the last token is the argmax.
+
+    A step without candidates draws it, as there.
+    """
+    return one_hot(draft, p, Argmax(coins) if any(draft.candidates) else coins)
 
 
 def bonus_untempered(draft: Draft, p: Tensor, coins: Coins) -> Verdict:

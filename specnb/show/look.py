@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Outline
+from PIL import Image
 
 from specnb.models import files
 
@@ -105,10 +106,11 @@ def save(drawn: Axes | Figure, name: str, data: pd.DataFrame | pd.Series) -> Pat
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG, at its own size; closes it."""
-    data = _encode(figure, dpi=figure.dpi)
+    """The figure as PNG, at its own size, in 128 colours (a third of the bytes); closes it."""
+    picture, data = Image.open(io.BytesIO(_encode(figure, dpi=figure.dpi))), io.BytesIO()
+    picture.convert("RGB").quantize(128).save(data, "PNG")
     plt.close(figure)
-    return data
+    return data.getvalue()
 
 
 def _encode(figure: Figure, **options) -> bytes:

@@ -4,6 +4,7 @@ import pytest
 
 from specnb import models, verifiers
 from specnb.drafters import AutoDrafter, MergedDrafter, NgramDrafter, ProgressiveDrafter, TreeDrafter
+from specnb.exact import gallery
 from specnb.lab import methods
 from specnb.models import Window
 from specnb.sampling import Warp
@@ -24,6 +25,8 @@ def test_a_method_is_what_its_name_says():
     warm = methods.method("edd@1.3:dynatree 4,2,0.1,128")
     assert (warm.head, warm.rule) == ("edd@1.3", "dynatree 4,2,0.1,128")
     assert methods.method("vdm:streaming 256").window == Window(4, 252)
+    broken = methods.method("ptd children=2 as printed")
+    assert (broken.alone, broken.verifier) == ("ptd children=2", gallery.ptd_as_printed)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,7 @@ def test_a_method_is_what_its_name_says():
         ("edd@hot:chain 3", "a head's temperature is a number, got 'hot'"),
         ("edd:chain 3 + ", "a method has no name"),
         ("edd:chain 3 + ptd", "only ngram and retrieval can be merged"),
+        ("edd:chain 3 as coded", "only drafters without a trained draft are verified as coded"),
         ("edd:auto + ngram", "auto chooses nodes, it does not draw them, and takes only retrieval beside them"),
         ("vdm:auto swor", "'vdm:auto swor': auto chooses nodes, it does not draw them"),
         ("vdm:auto + retrieval places=3", "'places=3' is no setting of retrieval"),
