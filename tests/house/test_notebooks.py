@@ -59,9 +59,8 @@ def test_notebook_is_sound(path):
     assert problems(path) == []
 
 
-LECTURES = [
-    path for path in NOTEBOOKS if path.stem[:2] in ("00", "01", "02", "03", "04", "05", "07") and path.parent.name == "notebooks"
-]
+NUMBERS = ("00", "01", "02", "03", "04", "05", "07")
+LECTURES = [path for path in NOTEBOOKS if path.stem[:2] in NUMBERS and path.parent.name == "notebooks"]
 QUOTED = {"paper", "parameter", "by-hand"}  # cells whose decimals are the paper's, settings, or computed in view
 
 
@@ -89,7 +88,7 @@ def test_a_typed_number_is_noticed():
 
 
 def test_every_notebook_has_solutions():
-    mains = {path.stem for path in NOTEBOOKS if path.parent.name == "notebooks"} - {"07_claims"}  # nothing to solve there
+    mains = {path.stem for path in NOTEBOOKS if path.parent.name == "notebooks"} - {"07_claims"}  # has no exercises
     solutions = {path.stem for path in NOTEBOOKS if path.parent.name == "solutions"}
     assert mains
     assert solutions == {f"{name}_solutions" for name in mains}
