@@ -52,7 +52,9 @@ def test_the_table_is_the_worst_of_the_worlds(monkeypatch):
     few = {name: gallery.BUGS[name] for name in ("residual not renormalised", "recovered token drawn from p")}
     monkeypatch.setattr(gallery, "BUGS", few)
     table = gallery.table(2)
-    assert list(table) == ["bug", "kind", "TV", "likelier"]
+    assert list(table) == ["bug", "kind", "TV", "likelier", "longer"]
+    assert table["longer"].iloc[0] < -0.01  # an unnormalised residual accepts less
+    assert table["longer"].iloc[1] == pytest.approx(0)  # the last token is no matter of acceptance
     assert list(table["bug"]) == list(few)
     for bug, found in zip(few.values(), table["TV"], strict=True):
         assert found == max(gallery.bias(bug.drafter, bug.verifier, p, q) for p, q in gallery.worlds(2))
