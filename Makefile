@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: lab test train-smoke figures screens html readme fetch lint clean
+.PHONY: lab test train-smoke figures stills screens html slides readme fetch lint clean
 .DEFAULT_GOAL := lab
 
 $(VENV)/.lab: pyproject.toml     # what a reader needs; an environment that is there and has pip is kept
@@ -40,14 +40,20 @@ train-smoke: $(VENV)/.dev     # train every kind of head for a few steps on a ti
 figures: $(VENV)/.dev fetch                  # run all notebooks on a fresh kernel, in place; they write figures/
 	$(PARALLEL) $(BIN)/python tools/run_notebooks.py $(NB)
 
-screens: $(VENV)/.dev fetch                  # a browser's picture of every widget, into figures/screens
-	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/show/test_browser.py -rs -k every_control -n $(JOBS) --dist worksteal
+stills: $(VENV)/.dev fetch                   # what the site shows of every widget, into figures/stills
+	$(PARALLEL) $(BIN)/python tools/make_stills.py $(wildcard notebooks/*.ipynb)
+
+screens: $(VENV)/.dev fetch                  # a browser's picture of the README's widget, into figures/screens
+	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/show/test_browser.py -rs -k "every_control and 00"
 
 readme: $(VENV)/.lab            # the README's results, from the recorded race
 	$(BIN)/python tools/fill_readme.py
 
 html: $(VENV)/.dev              # README, docs and notebooks as a site to browse: build/html/index.html
 	$(BIN)/python tools/build_site.py build/html
+
+slides: $(VENV)/.dev            # a deck of reveal.js slides from each notebook: build/slides/*.html
+	$(BIN)/python tools/make_slides.py build/slides
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache

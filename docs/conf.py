@@ -6,4 +6,4 @@ html_theme = "furo"
 html_copy_source = html_show_copyright = False
 nb_execution_mode = "off"  # what is shown is what was saved
 nb_merge_streams = True
-html_static_path, html_css_files = ["_static"], ["wide.css"]
+html_static_path, html_css_files, html_js_files = ["_static"], ["wide.css"], ["stills.js"]

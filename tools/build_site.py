@@ -1,10 +1,9 @@
 """Build the browsable site: ``python tools/build_site.py build/html``, with Sphinx, from README, docs and notebooks.
 
-Pages show saved outputs, nothing runs. A widget cannot live on a page: its picture of ``make screens`` stands in its
-place. Files that a text links to become pages too.
+Pages show saved outputs, nothing runs. A widget cannot live on a page: its stills of ``make stills`` stand in its
+place, with controls that choose among them. Files that a text links to become pages too.
 """
 
-import base64
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 SOLUTIONS = sorted(ROOT.glob("notebooks/solutions/[0-9]*.ipynb"))
 DOCS = sorted(ROOT.glob("docs/*.md"))
-STILL = "*A picture of the widget: run the notebook to drag it.*"
+STILLS = ROOT / "figures" / "stills"
+STILL = "*Pictures rendered beforehand: run the notebook for every setting of the widget.*"
 
 
 def build(folder: Path) -> None:
@@ -51,14 +51,21 @@ def contents(title: str, paths: list[Path]) -> str:
 
 
 def pictured(path: Path) -> nbformat.NotebookNode:
-    """A notebook with a picture in the place of each widget; FileNotFoundError if ``make screens`` has not made it."""
+    """A notebook with stills in the place of each widget; FileNotFoundError if ``make stills`` has not made them."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if any(WIDGET in output.get("data", {}) for output in cell.get("outputs", [])):
-            picture = (ROOT / "figures" / "screens" / f"{picture_name(path, cell.source)}.png").read_bytes()
-            shown = {"image/png": base64.b64encode(picture).decode()}, {"text/markdown": STILL}
-            cell.outputs = [nbformat.v4.new_output("display_data", data) for data in shown]
+            stills = (STILLS / f"{picture_name(path, cell.source)}.json").read_text(encoding="utf-8")
+            shown = {"text/html": played(stills)}, {"text/markdown": STILL}
+            kept = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+            cell.outputs = [*kept, *(nbformat.v4.new_output("display_data", data) for data in shown)]
     return notebook
+
+
+def played(stills: str) -> str:
+    """The place of a widget on a page, with its stills as JSON; docs/_static/stills.js shows them."""
+    inert = stills.replace("</", r"<\/")  # no tag of a still's words ends the script
+    return f'<div><script type="application/json" class="stills">{inert}</script></div>'
 
 
 def paged(text: str, here: Path, folder: Path) -> str:

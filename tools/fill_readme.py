@@ -66,7 +66,8 @@ def results(table: pd.DataFrame, facts: dict) -> str:
     if settings["whole"]:
         said.append("All write on past the end of an answer, which favours look-ups.")
     if facts["early"]:
-        said.append("A recording of the first edition: settings were chosen on some of these prompts.")
+        said.append("A recording of the first edition, with heads since replaced;")
+        said.append("some settings were chosen on these prompts.")
     first = [
         f"The fastest method, {shown[best][0]}, writes **{lead(best, 'generate')}** as fast as transformers'",
         f"`generate` ({device}, {processor.partition(',')[0]}; 95 % interval),",

@@ -6,6 +6,7 @@ float64. Any drafter, any verifier, any sampler can be put to this test as it is
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -85,7 +86,7 @@ def expectation(of: Law, value: Callable[[Outcome], float]) -> float:
 
 def joint(model: Model, length: int) -> Law:
     """The model's own law over token tuples of the given length."""
-    return law(lambda coins: sample(model, (), length, coins))
+    return law(partial(sample, model, (), length))
 
 
 def sample(model: Model, tokens: tuple[int, ...], length: int, coins: Coins) -> tuple[int, ...]:
@@ -98,6 +99,7 @@ def sample(model: Model, tokens: tuple[int, ...], length: int, coins: Coins) -> 
 def random_model(vocabulary: int, seed: int, *, sharpness: float = 2.0) -> Model:
     """A random language model: every prefix has a law of its own, float64, the same at every call."""
 
+    @cache
     def model(prefix: tuple[int, ...]) -> Tensor:
         number = np.random.default_rng([seed, len(prefix), *prefix]).standard_normal(vocabulary)
         return torch.from_numpy(sharpness * number).softmax(0)
@@ -130,12 +132,15 @@ def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, wa
     Traversal paper: it suffices to complete the output with the target).
     """
 
-    def text(coins: Coins) -> tuple[int, ...]:
+    def step(coins: Coins) -> tuple[int, ...]:
         draft, verdict = verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)
-        tokens = (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
-        return sample(p, tokens, depth + 1, coins)
+        return (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
 
-    return law(text)
+    result: Law = defaultdict(float)
+    for tokens, mass in law(step).items():
+        for text, chance in law(partial(sample, p, tokens, depth + 1)).items():
+            result[text] += mass * chance
+    return dict(result)
 
 
 def accepted_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:

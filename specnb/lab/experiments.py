@@ -115,9 +115,15 @@ def record(
     executor: Executor | None = None,
     retry: bool = False,
 ) -> pd.DataFrame:
-    """Record what an experiment lacks; the table of all its blocks. only: prompts, by ``prompts.chosen``."""
+    """Record what an experiment lacks; the table of all its blocks.
+
+    only: some of its prompts, by ``prompts.chosen``; ValueError if one is none of them.
+    """
     wanted = EXPERIMENTS[check(name)]
-    wanted = replace(wanted, prompts=tuple(only)) if only else wanted
+    if only:
+        whole, wanted = wanted, replace(wanted, prompts=tuple(only))
+        if foreign := {b["prompt"] for b in wanted.blocks()} - {b.get("prompt") for b in whole.blocks()}:
+            raise ValueError(f"{min(foreign)} is no prompt of {name}, whose prompts are {', '.join(whole.prompts)}")
     return wanted.measure(folder / f"{name}.jsonl", f"python -m specnb.lab record {name}", executor, retry)
 
 

@@ -15,6 +15,6 @@ from specnb.show.look import COLOURS, INK, LOOKS, save, use_style
 from specnb.show.source import source
 from specnb.show.stepper import stepper
 from specnb.show.trees import draw_tree, legend, score_notes, tree_table
-from specnb.show.verdicts import claims
+from specnb.show.verdicts import claims, told
 
 __getattr__, __dir__ = late(__name__, figures="paper_figure")  # the laboratory is loaded with it

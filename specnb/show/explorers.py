@@ -1,11 +1,12 @@
 """Explorers: plain ipywidgets over pure functions that return a PNG; each can also render its stills without a kernel.
 
 ``explorer(controls, render)`` carries all of them. Its box has ``controls``, a namespace of the sliders, readout and
-image, and ``stills(name=values, …)``, the pictures at chosen settings. Explorers of exact laws are in ``laws``, of
-PTD's growing tree in ``growing``.
+image, and ``stills(name=values, …)``, the pictures at chosen settings; saved in a notebook it leaves its picture for
+pages without a kernel. Explorers of exact laws are in ``laws``, of PTD's growing tree in ``growing``.
 """
 
 import html
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -43,18 +44,33 @@ class Explorer(ipywidgets.VBox):
             settings = now | dict(zip(axes, values, strict=True))
             yield settings, self.render(**settings)
 
+    def _repr_mimebundle_(self, **options) -> dict:
+        picture = b64encode(self.controls.image.value).decode()
+        return {**super()._repr_mimebundle_(**options), "image/png": picture}
 
-def explorer(controls: Mapping[str, ipywidgets.Widget], render: Callable[..., Picture], *, row: int = 2) -> Explorer:
-    """Controls by name, ``row`` of them in a row, over the picture render(**values); its words or an error's above."""
+
+def explorer(
+    controls: Mapping[str, ipywidgets.Widget],
+    render: Callable[..., Picture],
+    *,
+    row: int = 2,
+    walk: Sequence[dict] = (),
+) -> Explorer:
+    """Controls by name, ``row`` of them in a row, over the picture render(**values); its words or an error's above.
+
+    walk: all settings, one after the other, where there is such an order; a page without a kernel follows it.
+    """
     image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
 
-    def redraw(change=None) -> None:
+    def answer(**values) -> tuple[bytes, str]:
         try:
-            found = render(**{name: control.value for name, control in controls.items()})
+            found = render(**values)
         except ValueError as error:
-            readout.value = html.escape(str(error))
-            return
-        image.value, readout.value = found if isinstance(found, tuple) else (found, "")
+            return bytes(image.value), html.escape(str(error))
+        return found if isinstance(found, tuple) else (found, "")
+
+    def redraw(change=None) -> None:
+        image.value, readout.value = answer(**{name: control.value for name, control in controls.items()})
 
     for name, control in controls.items():
         control.description = control.description or name
@@ -66,7 +82,8 @@ def explorer(controls: Mapping[str, ipywidgets.Widget], render: Callable[..., Pi
     placed = list(controls.values())
     rows = [ipywidgets.HBox(placed[i : i + row]) for i in range(0, len(placed), row)]
     box = Explorer([*rows, readout, image])
-    box.controls, box.names, box.render = SimpleNamespace(**controls, image=image, readout=readout), [*controls], render
+    box.controls, box.names = SimpleNamespace(**controls, image=image, readout=readout), [*controls]
+    box.render, box.answer, box.walk = render, answer, [*walk]
     return box
 
 

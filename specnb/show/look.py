@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Outline
@@ -101,20 +103,16 @@ def save(drawn: Axes | Figure, name: str, data: pd.DataFrame | pd.Series) -> Pat
     figure = drawn if isinstance(drawn, Figure) else drawn.figure
     index = not isinstance(data.index, pd.RangeIndex)
     csv, path = data.to_csv(index=index, float_format="%.6g", lineterminator="\n"), files.FIGURES / f"{name}.png"
-    files.write_all({path.with_suffix(".csv"): csv, path: _encode(figure, dpi=110, bbox_inches="tight")})
+    # Software would write matplotlib's version, and so change the file without a change of the picture.
+    figure.savefig(encoded := io.BytesIO(), format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+    files.write_all({path.with_suffix(".csv"): csv, path: encoded.getvalue()})
     return path
 
 
 def png(figure: Figure) -> bytes:
     """The figure as PNG, at its own size, in 128 colours (a third of the bytes); closes it."""
-    picture, data = Image.open(io.BytesIO(_encode(figure, dpi=figure.dpi))), io.BytesIO()
-    picture.convert("RGB").quantize(128).save(data, "PNG")
+    drawn, data = FigureCanvasAgg(figure), io.BytesIO()
+    drawn.draw()
+    Image.fromarray(np.asarray(drawn.buffer_rgba())).convert("RGB").quantize(128).save(data, "PNG")
     plt.close(figure)
     return data.getvalue()
-
-
-def _encode(figure: Figure, **options) -> bytes:
-    buffer = io.BytesIO()
-    # Software would write matplotlib's version, and so change the file without a change of the picture.
-    figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
-    return buffer.getvalue()

@@ -117,7 +117,8 @@ def stepper(generation: Generation, pair_or_pieces: Pair | Pieces) -> Explorer:
     step, trial = ipywidgets.IntSlider(), ipywidgets.IntSlider()
     _reach(step, len(steps) - 1)
     _reach(trial, counts[0])
-    box = explorer({"step": step, "trial": trial}, render)
+    walk = [{"step": i, "trial": done} for i, count in enumerate(counts) for done in range(count + 1)]
+    box = explorer({"step": step, "trial": trial}, render, walk=walk)
     box.controls.next = onward = ipywidgets.Button(description="next", tooltip="the next trial, or the next step")
     step.observe(enter, "value")
     onward.on_click(advance)

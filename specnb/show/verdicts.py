@@ -1,6 +1,7 @@
-"""A paper's claims as one picture: its effect and our interval on an axis per claim, coloured by verdict."""
+"""A paper's claims, as lines and as one picture: verdicts, our intervals, and the paper's effects beside them."""
 
 import textwrap
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,6 +21,21 @@ VERDICTS = {
 }
 
 
+def told(table: pd.DataFrame) -> str:
+    """What ``lab.claims.judged`` found, a line a claim: verdict, our number or the cases that hold, the claim's words."""
+    lines = []
+    for row in table.itertuples():
+        lines.append(f"{row.verdict:13} {_found(row):20} {textwrap.shorten(row.says, 84, placeholder=' …')}")
+    return "\n".join(lines)
+
+
+def _found(row: NamedTuple) -> str:
+    """Our number with its interval, or how many cases hold; nothing before there is any."""
+    if np.isfinite(row.low):
+        return f"{row.ours:.2f} [{row.low:.2f}, {row.high:.2f}]"
+    return f"{row.ours:.0f} of {row.prompts:.0f} cases" if np.isfinite(row.prompts) else ""
+
+
 def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """What ``lab.claims.judged`` found, a row a claim: a line at the bound, the paper's effect, our 95 % interval.
 
@@ -31,7 +47,7 @@ def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax = plt.figure(figsize=(13, tall)).add_axes((0.5, 0.6 / tall, 0.24, 1 - 0.7 / tall))
     for y, row in enumerate(table.itertuples()):
         colour, effect = VERDICTS[row.verdict], float(row.effect or "nan")
-        words, bold = row.verdict, {"color": INK, "va": "center", "fontsize": 11}
+        words, bold = _found(row) or row.verdict, {"color": INK, "va": "center", "fontsize": 11}
         if np.isfinite(row.low):
             bound, within = float(row.bound), row.direction == "within"
             middle = 0.0 if within else bound
@@ -44,9 +60,6 @@ def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             ax.plot([low, high], [y, y], color=colour, lw=5, solid_capstyle="butt")
             ax.plot(ours, y, "o", color=colour, mec=INK, ms=7)
             ax.plot(paper, y, "D", mfc="white", mec=INK, ms=7)
-            words = f"{row.ours:.2f} [{row.low:.2f}, {row.high:.2f}]"
-        elif np.isfinite(row.prompts):
-            words = f"{row.ours:.0f} of {row.prompts:.0f} cases"
         said = textwrap.fill(f"{row.where}: {row.says}", 72, max_lines=2, placeholder=" …")
         ax.text(-1.1, y, said, ha="right", **bold | {"fontsize": 10})
         ax.text(1.2, y, words + (f"   (paper {effect:.2f})" if np.isfinite(effect) else ""), **bold)

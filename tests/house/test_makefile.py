@@ -34,7 +34,7 @@ def test_a_reader_installs_what_a_reader_needs(target, tmp_path):
     assert installed(target, tmp_path) == [".[lab]"]
 
 
-@pytest.mark.parametrize("target", ["test", "lint", "html", "figures", "screens", "train-smoke"])
+@pytest.mark.parametrize("target", ["test", "lint", "html", "slides", "figures", "stills", "screens", "train-smoke"])
 def test_tests_and_site_install_the_rest(target, tmp_path):
     assert installed(target, tmp_path) == [".[lab]", ".[dev]"]
 

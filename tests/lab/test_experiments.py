@@ -69,6 +69,12 @@ def test_a_recording_says_its_command_and_is_read_back(tmp_path, monkeypatch):
         experiments.recorded("race", tmp_path)
 
 
+def test_prompts_of_another_experiment_are_not_recorded(tmp_path):
+    with pytest.raises(ValueError, match=r"rag-01 is no prompt of ptd_alike, whose prompts are own:5-10"):
+        experiments.record("ptd_alike", only=["rag:2"], folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_only_the_present_blocks_are_read(tmp_path, monkeypatch):
     """Rows of other settings, or of other heads, stand in the file and are not pooled with the present ones."""
     record_one(tmp_path, monkeypatch)

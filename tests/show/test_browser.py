@@ -1,7 +1,6 @@
 """The widgets in a real browser: JupyterLab runs the notebooks' own cells, a mouse moves every control."""
 
 import os
-import shutil
 from pathlib import Path
 
 import build_site
@@ -12,7 +11,6 @@ import pytest
 pytest.importorskip("playwright", reason="NO WIDGET WAS TRIED IN A BROWSER: the Python package playwright is missing")
 
 import browser
-from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATHS = build_site.NOTEBOOKS + build_site.SOLUTIONS
@@ -48,22 +46,6 @@ def test_cells_that_several_widgets_need_are_kept_once():
 
 
 # --- in the browser
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """A headless Chromium, the system's or Playwright's own."""
-    with sync_playwright() as playwright:
-        own = playwright.chromium.executable_path
-        found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", own))), None)
-        if found is None:
-            pytest.skip(
-                "NO WIDGET WAS TRIED IN A BROWSER: there is no Chromium; apt-get install chromium, "
-                "or python -m playwright install chromium"
-            )
-        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import html
 import io
+from base64 import b64decode
 from itertools import product
 
 import ipywidgets
@@ -81,6 +82,10 @@ def test_controls_stand_in_rows_over_words_and_picture(row, rows):
     *lines, readout, image = box.children
     assert [len(line.children) for line in lines] == rows
     assert (readout, image) == (box.controls.readout, box.controls.image)
+
+
+def test_a_saved_widget_leaves_its_picture_for_pages_without_a_kernel():
+    assert b64decode(simple()._repr_mimebundle_()["image/png"]) == picture(10)
 
 
 def test_stills_are_all_combinations():

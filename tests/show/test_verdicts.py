@@ -19,10 +19,12 @@ ROWS = [
 NAMES = ["says", "direction", "bound", "effect", "ours", "low", "high", "prompts", "verdict"]
 
 
+TABLE = pd.DataFrame(ROWS, columns=NAMES).assign(where="Table 1")
+
+
 @pytest.fixture
 def ax():
-    table = pd.DataFrame(ROWS, columns=NAMES).assign(where="Table 1")
-    yield show.claims(table)
+    yield show.claims(TABLE)
     plt.close("all")
 
 
@@ -48,3 +50,11 @@ def test_words_say_what_the_numbers_are(ax):
     assert [text.get_text() for text in legend.get_texts()] == [
         "reproduced: 1", "same setting: 1", "undecided: 1", "contradicted: 1", "not attempted: 1", "the paper",
     ]  # fmt: skip
+
+
+def test_a_line_has_the_verdict_the_number_and_the_words():
+    lines = show.told(TABLE.replace("slower", "slower " + "by far " * 20)).splitlines()
+    assert lines[0].split() == ["reproduced", "1.20", "[1.10,", "1.30]", "faster"]
+    assert lines[1].endswith("…") and max(map(len, lines)) <= 120
+    assert lines[3].split() == ["same", "setting", "3", "of", "3", "cases", "theorem"]
+    assert lines[4].split() == ["not", "attempted", "elsewhere"]
