@@ -75,7 +75,7 @@ def settings(box: Explorer, now: dict, fit: int) -> list[dict]:
 
 def stills(box: Explorer) -> dict:
     """All that a page needs: controls with the values they take, and a picture with its words for each setting."""
-    now = {name: getattr(box.controls, name).value for name in box.names}
+    now = box.now()
     chosen = settings(box, now, LARGEST // len(still(box.answer(**now), [])["picture"]))
     controls = {name: getattr(box.controls, name) for name in box.names}
     axes = {name: sorted({s[name] for s in chosen}, key=order(control)) for name, control in controls.items()}

@@ -10,7 +10,7 @@ from specnb import late
 from specnb.show.charts import draw_mask, draw_reliability, draw_text, kinds, ranked, trend
 from specnb.show.explorers import explorer, growth_explorer, whatif_explorer, whatif_speed_ups
 from specnb.show.growing import growing_explorer, record_frames
-from specnb.show.laws import acceptance_explorer, law_explorer
+from specnb.show.laws import acceptance_explorer, law_explorer, trial_explorer
 from specnb.show.look import COLOURS, INK, LOOKS, save, use_style
 from specnb.show.source import source
 from specnb.show.stepper import stepper

@@ -1,15 +1,14 @@
-"""Explorers: plain ipywidgets over pure functions that return a PNG; each can also render its stills without a kernel.
+"""Explorers: plain ipywidgets over pure functions that return a PNG.
 
 ``explorer(controls, render)`` carries all of them. Its box has ``controls``, a namespace of the sliders, readout and
-image, and ``stills(name=values, …)``, the pictures at chosen settings; saved in a notebook it leaves its picture for
-pages without a kernel. Explorers of exact laws are in ``laws``, of PTD's growing tree in ``growing``.
+image, and ``answer(**values)``, picture and words at any settings; saved in a notebook it leaves its picture for pages
+without a kernel. Explorers of small laws are in ``laws``, of PTD's growing tree in ``growing``.
 """
 
 import html
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from types import SimpleNamespace
 
 import ipywidgets
@@ -32,17 +31,9 @@ Share = partial(ipywidgets.FloatLogSlider, step=0.1, readout_format=".3f")
 class Explorer(ipywidgets.VBox):
     """Controls over a picture: see ``explorer``."""
 
-    def stills(self, **axes: Sequence) -> Iterator[tuple[dict, Picture]]:
-        """(settings, picture) for all combinations of the given controls' values; the others stay as they are now.
-
-        Raises KeyError on an unknown control.
-        """
-        now = {name: getattr(self.controls, name).value for name in self.names}
-        if unknown := set(axes) - set(now):
-            raise KeyError(f"no control {unknown.pop()!r}: there are {', '.join(now)}")
-        for values in product(*axes.values()):
-            settings = now | dict(zip(axes, values, strict=True))
-            yield settings, self.render(**settings)
+    def now(self) -> dict:
+        """Where the controls stand, by name."""
+        return {name: getattr(self.controls, name).value for name in self.names}
 
     def _repr_mimebundle_(self, **options) -> dict:
         picture = b64encode(self.controls.image.value).decode()
@@ -70,8 +61,11 @@ def explorer(
         return found if isinstance(found, tuple) else (found, "")
 
     def redraw(change=None) -> None:
-        image.value, readout.value = answer(**{name: control.value for name, control in controls.items()})
+        image.value, readout.value = answer(**box.now())
 
+    box = Explorer()
+    box.controls, box.names = SimpleNamespace(**controls, image=image, readout=readout), [*controls]
+    box.answer, box.walk = answer, [*walk]
     for name, control in controls.items():
         control.description = control.description or name
         if hasattr(control, "continuous_update"):
@@ -81,9 +75,7 @@ def explorer(
     redraw()
     placed = list(controls.values())
     rows = [ipywidgets.HBox(placed[i : i + row]) for i in range(0, len(placed), row)]
-    box = Explorer([*rows, readout, image])
-    box.controls, box.names = SimpleNamespace(**controls, image=image, readout=readout), [*controls]
-    box.render, box.answer, box.walk = render, answer, [*walk]
+    box.children = (*rows, readout, image)
     return box
 
 

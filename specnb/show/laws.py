@@ -1,4 +1,4 @@
-"""Explorers of exact laws: move p, q and the shape of the tree; every coin is enumerated, nothing is sampled."""
+"""Explorers of small laws: move p, q and the shape of the tree, for all coins at once or along one draw of them."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,9 +10,11 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from specnb import exact, growth, verifiers
-from specnb.decode import Verifier
+from specnb.decode import Generation, Step, Verifier
+from specnb.sampling import RandomCoins
 from specnb.show.explorers import Explorer, Picture, explorer
 from specnb.show.look import COLOURS, INK, bars, canvas, png
+from specnb.show.stepper import describe, render_step
 from specnb.tree import Drawn
 
 CHAINS = {f"chain of {gamma}": growth.chain(gamma) for gamma in (2, 3)}
@@ -44,12 +46,33 @@ def numbers(p: tuple[float, ...], q: tuple[float, ...], shape: str) -> dict[str,
 
     Raises ValueError on weights without mass and KeyError on an unknown shape.
     """
-    for weights in (p, q):
-        if sum(weights) <= 0:
-            raise ValueError(f"a law needs some mass, got weights {weights}")
-    laws = [torch.tensor(weights, dtype=torch.float64) / sum(weights) for weights in (p, q)]
+    laws = normalised(p), normalised(q)
     rules = RULES | ({"block": verifiers.block} if shape in CHAINS else {})
     return {name: outcome(*laws, SHAPES[shape], rule) for name, rule in rules.items()}
+
+
+def normalised(weights: Sequence[float]) -> Tensor:
+    """Weights as a law, float64; ValueError if they have no mass."""
+    if sum(weights) <= 0:
+        raise ValueError(f"a law needs some mass, got weights {weights}")
+    return torch.tensor(weights, dtype=torch.float64) / sum(weights)
+
+
+def _of_sliders(values: dict[str, float]) -> list[tuple[float, ...]]:
+    """The weights of p and q from the values of p_a, p_b, p_c, q_a, q_b, q_c."""
+    return [tuple(round(values[f"{name}_{letter}"], 6) for letter in "abc") for name in "pq"]
+
+
+def _sliders() -> dict[str, ipywidgets.Widget]:
+    """p_a … q_c and shape, at the laws of the Traversal paper's example."""
+    laws = {"p": TARGET, "q": DRAFTS[1]}
+    weights = {
+        f"{name}_{letter}": ipywidgets.FloatSlider(value, min=0, max=1, step=0.05, description=f"{name}({letter})")
+        for name, values in laws.items()
+        for letter, value in zip("abc", values, strict=True)
+    }
+    tree = ipywidgets.Dropdown(options=list(SHAPES), value="uneven: two, two below the first", description="tree")
+    return {**weights, "shape": tree}
 
 
 def render_law(shape: str, **weights: float) -> Picture:
@@ -57,7 +80,7 @@ def render_law(shape: str, **weights: float) -> Picture:
 
     weights: p_a, p_b, p_c, q_a, q_b, q_c.
     """
-    p, q = (tuple(round(weights[f"{name}_{letter}"], 6) for letter in "abc") for name in "pq")
+    p, q = _of_sliders(weights)
     found, depth = numbers(p, q, shape), max(map(len, SHAPES[shape].paths))
     with canvas(10, 4.2) as figure:
         ax = figure.add_axes((0.07, 0.18, 0.36, 0.68))
@@ -88,13 +111,40 @@ def law_explorer() -> Explorer:
 
     controls: p_a, p_b, p_c, q_a, q_b, q_c and shape.
     """
-    sliders = {
-        f"{name}_{letter}": ipywidgets.FloatSlider(value, min=0, max=1, step=0.05, description=f"{name}({letter})")
-        for name, values in (("p", TARGET), ("q", DRAFTS[1]))
-        for letter, value in zip("abc", values, strict=True)
-    }
-    tree = ipywidgets.Dropdown(options=list(SHAPES), value="uneven: two, two below the first", description="tree")
-    return explorer({**sliders, "shape": tree}, render_law, row=3)
+    return explorer(_sliders(), render_law, row=3)
+
+
+@lru_cache(maxsize=128)
+def verified(p: tuple[float, ...], q: tuple[float, ...], shape: str, draw: int) -> Generation:
+    """One step: a tree drawn SWOR from q and verified by traversal. p, q: weights; draw: seed of tokens and coins."""
+    law, drafted = normalised(p), normalised(q)
+    drafter = exact.toy_drafter(lambda prefix: drafted, SHAPES[shape], Drawn.SWOR)
+    coins, depth = RandomCoins(draw), max(map(len, SHAPES[shape].paths))
+    draft, verdict = exact.verify_once(drafter, verifiers.traversal, lambda prefix: law, coins, depth=depth)
+    tokens = (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
+    table = law.expand(len(draft.tree), -1)
+    step = Step(0, 1, draft, table, verdict, tokens, {}, tuple(coins.uniforms), "length")
+    return Generation((0,), tokens, (step,), "length")
+
+
+def render_trial(shape: str, draw: int, trial: int, **weights: float) -> Picture:
+    """PNG (1200 × 560) of ``verified`` after so many trials, see ``render_step``; and where it stands, in words."""
+    story = verified(*_of_sliders(weights), shape, draw)
+    done = min(trial, len(story.steps[0].verdict.trials))
+    return render_step(story.steps, 0, done, _letters), describe(story, 0, done, _letters)
+
+
+def _letters(tokens: Sequence[int]) -> list[str]:
+    return ["abc"[token] for token in tokens]
+
+
+def trial_explorer() -> Explorer:
+    """Traversal verification coin by coin (Figure 2), for any p, q, shape of the tree and draw.
+
+    controls: those of ``law_explorer``, draw (other tokens and coins) and trial.
+    """
+    controls = {"draw": ipywidgets.IntSlider(5, 0, 30), "trial": ipywidgets.IntSlider(1, 0, 6)}
+    return explorer({**_sliders(), **controls}, render_trial, row=3)
 
 
 def draft_law(mix: float) -> np.ndarray:

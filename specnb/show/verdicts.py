@@ -22,7 +22,7 @@ VERDICTS = {
 
 
 def told(table: pd.DataFrame) -> str:
-    """What ``lab.claims.judged`` found, a line a claim: verdict, our number or the cases that hold, the claim's words."""
+    """What ``lab.claims.judged`` found, a line a claim: verdict, our number or the cases that hold, and its words."""
     lines = []
     for row in table.itertuples():
         lines.append(f"{row.verdict:13} {_found(row):20} {textwrap.shorten(row.says, 84, placeholder=' …')}")

@@ -88,27 +88,16 @@ def test_a_saved_widget_leaves_its_picture_for_pages_without_a_kernel():
     assert b64decode(simple()._repr_mimebundle_()["image/png"]) == picture(10)
 
 
-def test_stills_are_all_combinations():
-    box = simple()
-    found = list(box.stills(red=[1, 2], words=["one", "two"]))
-    assert [tuple(settings.values()) for settings, _ in found] == list(product((1, 2), ("one", "two")))
-    assert found[1] == ({"red": 1, "words": "two"}, shade(1, "two"))
-    assert box.controls.red.value == 10  # nothing was moved
-
-
-def test_stills_leave_the_other_controls_where_they_are():
+def test_an_answer_moves_nothing_and_says_a_refusal():
     box = simple()
     box.controls.words.value = "two"
-    assert [settings for settings, _ in box.stills(red=[3])] == [{"red": 3, "words": "two"}]
-    assert list(box.stills()) == [({"red": 10, "words": "two"}, shade(10, "two"))]
+    assert box.now() == {"red": 10, "words": "two"}
+    assert box.answer(red=3, words="one") == (picture(3), "<b>one</b>")
+    assert box.answer(red=255, words="one") == (picture(10), html.escape("too red: 200 < 255"))
+    assert box.now() == {"red": 10, "words": "two"}
 
 
-def test_stills_of_an_unknown_control_name_the_known_ones():
-    with pytest.raises(KeyError, match="no control 'blue': there are red, words"):
-        list(simple().stills(blue=[1]))
-
-
-# ---- every widget, and what its stills are asked for
+# ---- every widget, and some of its settings
 
 RACE = pd.DataFrame(
     [
@@ -169,6 +158,7 @@ WIDGETS = {
     "salf": (salf, {"threshold": [0.0, 0.6]}),
     "whatif": (whatif, {"draft": [0.0, 0.5]}),
     "law": (show.law_explorer, {"shape": ["chain of 2"], "p_a": [0.3, 0.9]}),
+    "trial": (show.trial_explorer, {"draw": [5, 6], "trial": [0, 1]}),
     "acceptance": (show.acceptance_explorer, {"mix": [0.5], "gamma": [1, 2]}),
     "stepper": (stepping, {"step": [0, 2]}),
     "growing": (growing, {"step": [0, 3]}),
@@ -176,13 +166,15 @@ WIDGETS = {
 
 
 @pytest.mark.parametrize("name", WIDGETS)
-def test_stills_are_what_the_sliders_show(name):
+def test_answers_are_what_the_sliders_show(name):
     make, axes = WIDGETS[name]
     box, seen = make(), set()
-    for settings, found in list(box.stills(**axes)):
-        for control in axes:
-            getattr(box.controls, control).value = settings[control]
-        image, words = found if isinstance(found, tuple) else (found, "")
+    answers = [
+        (values, box.answer(**box.now() | dict(zip(axes, values, strict=True)))) for values in product(*axes.values())
+    ]
+    for values, (image, words) in answers:
+        for control, value in zip(axes, values, strict=True):
+            getattr(box.controls, control).value = value
         assert image.startswith(b"\x89PNG")
         assert (box.controls.image.value, box.controls.readout.value) == (image, words)
         seen.add(image)

@@ -52,6 +52,29 @@ def test_impossible_weights_are_said_and_leave_the_picture():
     assert controls.image.value != before
 
 
+# ---- one draw, coin by coin
+
+
+def test_a_draw_is_the_verdict_of_its_coins():
+    (step,) = laws.verified(P, Q, "uneven: two, two below the first", 5).steps
+    assert [coin < trial.probability for coin, trial in zip(step.uniforms, step.verdict.trials, strict=True)] == [
+        trial.accepted for trial in step.verdict.trials
+    ]
+    seeds = [laws.verified(P, Q, "two children each, two levels", seed).tokens for seed in range(300)]
+    assert {tokens[0] for tokens in seeds} == {0, 1, 2}
+    first = np.bincount([tokens[0] for tokens in seeds], minlength=3) / 300
+    assert np.abs(first - P).max() < 0.1  # the first token follows p
+
+
+def test_the_last_trial_stays_when_there_are_no_more():
+    controls = show.trial_explorer().controls
+    controls.trial.value = 6
+    last = controls.image.value
+    (step,) = laws.verified(P, Q, controls.shape.value, controls.draw.value).steps
+    controls.trial.value = len(step.verdict.trials)
+    assert controls.image.value == last
+
+
 # ---- a chain, and how far its draft is from the target
 
 

@@ -124,8 +124,7 @@ def test_ranges_follow_the_step(greedy):
 def test_next_walks_through_all_trials_and_steps(greedy):
     box = show.stepper(greedy, pieces)
     clicks = sum(len(s.verdict.trials) for s in greedy.steps) + len(greedy.steps) - 1
-    now = lambda: {name: getattr(box.controls, name).value for name in box.names}  # noqa: E731
-    walked = [now(), *(box.controls.next.click() or now() for _ in range(clicks))]
+    walked = [box.now(), *(box.controls.next.click() or box.now() for _ in range(clicks))]
     assert walked == box.walk
     assert box.controls.step.value == len(greedy.steps) - 1
     last = box.controls.image.value
