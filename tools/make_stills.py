@@ -8,7 +8,7 @@ import io
 import json
 import sys
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -24,7 +24,8 @@ from tqdm import tqdm
 from specnb.models import files
 from specnb.show.explorers import Explorer
 
-LARGEST = 200_000  # bytes of a widget's file
+LARGEST = 260_000  # bytes of a widget's file, about
+WIDTH = 900  # pixels of a still, at most
 
 
 def widgets(path: Path) -> Iterator[tuple[str, Explorer]]:
@@ -56,16 +57,17 @@ def choices(control: ipywidgets.Widget, count: int) -> list:
     return sorted({round(value) if whole else float(f"{value:.4g}") for value in even} | {control.value})
 
 
-def settings(box: Explorer, now: dict, fit: int) -> list[dict]:
-    """At most about fit settings: a walk where the widget is one, all combinations, or each control moved alone."""
+def settings(box: Explorer, fit: int) -> list[dict]:
+    """A walk where the widget is one; else at most about fit settings: all combinations, or controls moved alone."""
+    now = box.now()
     if box.walk:
         at = box.walk.index(now)
-        return [*box.walk[at:], *box.walk[:at]][:fit]
+        return [*box.walk[at:], *box.walk[:at]]
     for count in range(9, 3, -1):
         axes = {name: choices(getattr(box.controls, name), count) for name in box.names}
         if prod(map(len, axes.values())) <= fit:
             return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    for count in range(9, 2, -1):
+    for count in range(9, 1, -1):
         axes = {name: choices(getattr(box.controls, name), count) for name in box.names}
         moved = [now | {name: value} for name, values in axes.items() for value in values if value != now[name]]
         if len(moved) < fit:
@@ -75,20 +77,27 @@ def settings(box: Explorer, now: dict, fit: int) -> list[dict]:
 
 def stills(box: Explorer) -> dict:
     """All that a page needs: controls with the values they take, and a picture with its words for each setting."""
-    now = box.now()
-    chosen = settings(box, now, LARGEST // len(still(box.answer(**now), [])["picture"]))
-    controls = {name: getattr(box.controls, name) for name in box.names}
+    controls, shown, size = {name: getattr(box.controls, name) for name in box.names}, [], 0
+    chosen = settings(box, LARGEST // len(still(*box.answer(**box.now()))["picture"]))
+    for values in tqdm(chosen, unit="still", disable=None):
+        shown.append(still(*box.answer(**values)))
+        size += len(shown[-1]["picture"])
+        if box.walk and size > LARGEST:  # a walk ends anywhere
+            break
+    chosen = chosen[: len(shown)]
     axes = {name: sorted({s[name] for s in chosen}, key=order(control)) for name, control in controls.items()}
-    rendered = tqdm(chosen, unit="still", disable=None)
     return {
         "controls": [{"name": controls[name].description, "values": [*map(label, axes[name])]} for name in axes],
-        "start": chosen.index(now),
+        "start": chosen.index(box.now()),
         "walk": bool(box.walk),
-        "stills": [still(box.answer(**s), [axes[name].index(s[name]) for name in axes]) for s in rendered],
+        "stills": [
+            {"at": [axes[name].index(values[name]) for name in axes], **one}
+            for values, one in zip(chosen, shown, strict=True)
+        ],
     }
 
 
-def order(control: ipywidgets.Widget):
+def order(control: ipywidgets.Widget) -> Callable:
     """How the values of a control are sorted: as its options stand, or by size."""
     return list(control.options).index if hasattr(control, "options") else float
 
@@ -97,11 +106,13 @@ def label(value) -> str:
     return value if isinstance(value, str) else str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
-def still(found: tuple[bytes, str], at: Sequence[int]) -> dict:
-    """One picture, as lossless WebP, and its words."""
-    png, words = found
-    Image.open(io.BytesIO(png)).save(data := io.BytesIO(), "WEBP", lossless=True, method=6, quality=100)
-    return {"at": [*at], "picture": b64encode(data.getvalue()).decode(), "words": words}
+def still(png: bytes, words: str) -> dict:
+    """One picture, as WebP of 48 colours, and its words."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    picture = picture.resize((WIDTH, WIDTH * picture.height // picture.width)) if picture.width > WIDTH else picture
+    picture = picture.quantize(48, Image.Quantize.MAXCOVERAGE).convert("RGB")
+    picture.save(data := io.BytesIO(), "WEBP", lossless=True, method=4)
+    return {"picture": b64encode(data.getvalue()).decode(), "words": words}
 
 
 def main(paths: Sequence[str]) -> None:

@@ -117,15 +117,24 @@ def sliders(names, top=100):
 
 def test_a_walk_is_followed_from_where_the_widget_stands():
     walk = [{"a": value} for value in (1, 2, 3, 4)]
-    assert make_stills.settings(widget(sliders("a"), walk=walk), {"a": 3}, 3) == [{"a": 3}, {"a": 4}, {"a": 1}]
+    box = widget(sliders("a"), walk=walk)
+    assert make_stills.settings(box, 3) == [{"a": 3}, {"a": 4}, {"a": 1}, {"a": 2}]
+
+
+def test_a_walk_ends_where_there_is_no_more_room(monkeypatch):
+    box = widget(sliders("a"), walk=[{"a": value} for value in (1, 2, 3, 4)])
+    monkeypatch.setattr(make_stills, "LARGEST", 1.5 * len(make_stills.still(*box.answer(a=3))["picture"]))
+    found = make_stills.stills(box)
+    assert (found["start"], [still["at"] for still in found["stills"]]) == (0, [[0], [1]])
+    assert found["controls"] == [{"name": "a", "values": ["3", "4"]}]
 
 
 def test_few_controls_are_combined_and_many_are_moved_alone():
-    combined = make_stills.settings(widget(sliders("ab")), {"a": 3, "b": 3}, 40)
+    combined = make_stills.settings(widget(sliders("ab")), 40)
     assert len(combined) == 36
     assert {"a": 3, "b": 3} in combined
     assert {"a": 100, "b": 0} in combined
-    alone = make_stills.settings(widget(sliders("abcdef")), now := dict.fromkeys("abcdef", 3), 40)
+    alone, now = make_stills.settings(widget(sliders("abcdef")), 40), dict.fromkeys("abcdef", 3)
     assert alone[0] == now
     assert 6 < len(alone) <= 40
     assert all(sum(values[name] != 3 for name in now) == 1 for values in alone[1:])
