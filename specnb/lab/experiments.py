@@ -121,9 +121,9 @@ def record(
     """
     wanted = EXPERIMENTS[check(name)]
     if only:
-        whole, wanted = wanted, replace(wanted, prompts=tuple(only))
-        if foreign := {b["prompt"] for b in wanted.blocks()} - {b.get("prompt") for b in whole.blocks()}:
-            raise ValueError(f"{min(foreign)} is no prompt of {name}, whose prompts are {', '.join(whole.prompts)}")
+        known, wanted = wanted, replace(wanted, prompts=tuple(only))
+        if foreign := {b["prompt"] for b in wanted.blocks()} - {b.get("prompt") for b in known.blocks()}:
+            raise ValueError(f"{min(foreign)} is no prompt of {name}, whose prompts are {', '.join(known.prompts)}")
     return wanted.measure(folder / f"{name}.jsonl", f"python -m specnb.lab record {name}", executor, retry)
 
 

@@ -96,16 +96,13 @@ def method(name: str) -> Method:
     """A method by its full name; ValueError on names and settings without sense, before anything is loaded."""
     if not all(part.split() for part in name.split(" + ")):
         raise ValueError(f"a method has no name: {name!r}")
-    if how := next((how for how in FORWARDS if name.endswith(f" {how}")), None):
+    if how := next((how for how in (*FORWARDS, *LOSSY) if name.endswith(f" {how}")), None):
         plain = method(name.removesuffix(f" {how}"))
+        if how in LOSSY and plain.alone is None:
+            raise ValueError(f"{name!r}: only drafters without a trained draft are verified {how}")
         if plain.options is not None:
             raise ValueError(f"{name!r}: forwards of transformers' own methods are not run {how}, only ours")
-        return replace(plain, name=name, forwards=how)
-    if bug := next((bug for bug in LOSSY if name.endswith(f" {bug}")), None):
-        plain = method(name.removesuffix(f" {bug}"))
-        if plain.alone is None:
-            raise ValueError(f"{name!r}: only drafters without a trained draft are verified {bug}")
-        return replace(plain, name=name, verifier=LOSSY[bug])
+        return replace(plain, name=name, **({"verifier": LOSSY[how]} if how in LOSSY else {"forwards": how}))
     if found := LOOKUP.fullmatch(name):
         return Method(name, {setting: int(text or TUNED[setting]) for setting, text in found.groupdict().items()})
     if name in THEIRS:

@@ -234,14 +234,11 @@ def traversal_best_on_chains() -> list[bool]:
     return cases
 
 
-def optimum(
-    p: exact.Model, q: exact.Model, shape: Static, drawn: Drawn = IID
-) -> Callable[[Callable[[Path], float]], float]:
+def optimum(p: exact.Model, q: exact.Model, shape: Static, drawn: Drawn = IID) -> Callable[..., float]:
     """The largest mean of value(accepted tokens) over all lossless rules for trees of a shape, as a function of value.
 
-    A rule gives a mass to each outcome: a tree is drafted, one of its paths is accepted, y is written after it. The
-    masses of a tree sum to its draft probability. Completed by the target (Lemma A.1), every text comes out with its
-    own probability: over the outcomes that it begins with, mass over target probability sums to one.
+    A rule gives each outcome (tree drafted, path accepted, token behind it) a mass. A tree's sum to its probability; a
+    text's, each over its target probability, to one: completed by the target (Lemma A.1) it is as likely as it should.
     """
     depth, drafter = max(map(len, shape.paths)), exact.toy_drafter(q, shape, drawn)
 
@@ -351,12 +348,8 @@ def salf_theorem_2() -> list[bool]:
     Cases: ten random drafts, four rounds, N = 12. It holds for the recursion of the proof, which expands all N nodes in
     a round; Algorithm 2 expands B of them, here three, and is behind on most drafts (until it ends).
     """
-    cases = []
-    for seed in range(10):
-        draft = exact.random_model(6, seed)
-        best = [set(_top(_nodes(draft, depth), 12)) for depth in range(1, 5)]
-        cases.append(_held(draft, 12, 3) == best)
-    return cases
+    drafts = [exact.random_model(6, seed) for seed in range(10)]
+    return [_held(draft, 12, 3) == [set(_top(_nodes(draft, depth), 12)) for depth in range(1, 5)] for draft in drafts]
 
 
 def _held(draft: exact.Model, total: int, beam: int) -> list[set[Path]]:

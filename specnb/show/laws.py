@@ -65,10 +65,9 @@ def _of_sliders(values: dict[str, float]) -> list[tuple[float, ...]]:
 
 def _sliders() -> dict[str, ipywidgets.Widget]:
     """p_a … q_c and shape, at the laws of the Traversal paper's example."""
-    laws = {"p": TARGET, "q": DRAFTS[1]}
     weights = {
         f"{name}_{letter}": ipywidgets.FloatSlider(value, min=0, max=1, step=0.05, description=f"{name}({letter})")
-        for name, values in laws.items()
+        for name, values in zip("pq", (TARGET, DRAFTS[1]), strict=True)
         for letter, value in zip("abc", values, strict=True)
     }
     tree = ipywidgets.Dropdown(options=list(SHAPES), value="uneven: two, two below the first", description="tree")
@@ -117,13 +116,11 @@ def law_explorer() -> Explorer:
 @lru_cache(maxsize=128)
 def verified(p: tuple[float, ...], q: tuple[float, ...], shape: str, draw: int) -> Generation:
     """One step: a tree drawn SWOR from q and verified by traversal. p, q: weights; draw: seed of tokens and coins."""
-    law, drafted = normalised(p), normalised(q)
-    drafter = exact.toy_drafter(lambda prefix: drafted, SHAPES[shape], Drawn.SWOR)
-    coins, depth = RandomCoins(draw), max(map(len, SHAPES[shape].paths))
+    law, drafted, coins, tree = normalised(p), normalised(q), RandomCoins(draw), SHAPES[shape]
+    drafter, depth = exact.toy_drafter(lambda prefix: drafted, tree, Drawn.SWOR), max(map(len, tree.paths))
     draft, verdict = exact.verify_once(drafter, verifiers.traversal, lambda prefix: law, coins, depth=depth)
     tokens = (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
-    table = law.expand(len(draft.tree), -1)
-    step = Step(0, 1, draft, table, verdict, tokens, {}, tuple(coins.uniforms), "length")
+    step = Step(0, 1, draft, law.expand(len(draft.tree), -1), verdict, tokens, {}, tuple(coins.uniforms), "length")
     return Generation((0,), tokens, (step,), "length")
 
 
@@ -143,8 +140,8 @@ def trial_explorer() -> Explorer:
 
     controls: those of ``law_explorer``, draw (other tokens and coins) and trial.
     """
-    controls = {"draw": ipywidgets.IntSlider(5, 0, 30), "trial": ipywidgets.IntSlider(1, 0, 6)}
-    return explorer({**_sliders(), **controls}, render_trial, row=3)
+    draw, trial = ipywidgets.IntSlider(5, 0, 30), ipywidgets.IntSlider(1, 0, 6)
+    return explorer({**_sliders(), "draw": draw, "trial": trial}, render_trial, row=3)
 
 
 def draft_law(mix: float) -> np.ndarray:

@@ -1,6 +1,7 @@
 """A paper's claims, as lines and as one picture: verdicts, our intervals, and the paper's effects beside them."""
 
 import textwrap
+from functools import partial
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -23,10 +24,8 @@ VERDICTS = {
 
 def told(table: pd.DataFrame) -> str:
     """What ``lab.claims.judged`` found, a line a claim: verdict, our number or the cases that hold, and its words."""
-    lines = []
-    for row in table.itertuples():
-        lines.append(f"{row.verdict:13} {_found(row):20} {textwrap.shorten(row.says, 84, placeholder=' …')}")
-    return "\n".join(lines)
+    says = partial(textwrap.shorten, width=84, placeholder=" …")
+    return "\n".join(f"{row.verdict:13} {_found(row):20} {says(row.says)}" for row in table.itertuples())
 
 
 def _found(row: NamedTuple) -> str:
