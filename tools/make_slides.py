@@ -15,7 +15,8 @@ from nbconvert.exporters import SlidesExporter
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("[0-9]*.ipynb"))
 WIDTH, HEIGHT = 1280, 720
 STYLE = """<style>
-.reveal h1 { font-size: 46px; } .reveal h2 { font-size: 34px; margin: 0 0 12px; }
+.reveal h1, .reveal h2 { font-size: 34px; margin: 0 0 12px; text-transform: none; }
+.reveal h1 { font-size: 46px; }
 .reveal .slides section { text-align: left; font-size: 24px; }
 .reveal .jp-RenderedImage img { max-height: 600px; max-width: 1240px; width: auto; display: block; margin: 0 auto; }
 .reveal pre, .reveal .highlight pre { font-size: 15px; line-height: 1.25; box-shadow: none; width: 100%; }
