@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import nbformat
+from build_site import NOTEBOOKS
 from nbconvert.exporters import SlidesExporter
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("[0-9]*.ipynb"))
 WIDTH, HEIGHT = 1280, 720
 STYLE = """<style>
 .reveal h1, .reveal h2 { font-size: 34px; margin: 0 0 12px; text-transform: none; }
