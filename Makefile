@@ -31,7 +31,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 test: lint fetch                # ruff, pytest, and every notebook's saved output against a fresh run
-	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal --durations 12 -rs
+	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal --durations 40 -rs
 	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(NB)
 
 train-smoke: $(VENV)/.dev     # train every kind of head for a few steps on a tiny corpus (part of make test)

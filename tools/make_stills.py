@@ -63,12 +63,11 @@ def settings(box: Explorer, fit: int) -> list[dict]:
     if box.walk:
         at = box.walk.index(now)
         return [*box.walk[at:], *box.walk[:at]]
-    for count in range(9, 3, -1):
-        axes = {name: choices(getattr(box.controls, name), count) for name in box.names}
-        if prod(map(len, axes.values())) <= fit:
+    grids = {n: {name: choices(getattr(box.controls, name), n) for name in box.names} for n in range(9, 1, -1)}
+    for count, axes in grids.items():
+        if count > 3 and prod(map(len, axes.values())) <= fit:
             return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    for count in range(9, 1, -1):
-        axes = {name: choices(getattr(box.controls, name), count) for name in box.names}
+    for axes in grids.values():
         moved = [now | {name: value} for name, values in axes.items() for value in values if value != now[name]]
         if len(moved) < fit:
             break
@@ -78,7 +77,7 @@ def settings(box: Explorer, fit: int) -> list[dict]:
 def stills(box: Explorer) -> dict:
     """All that a page needs: controls with the values they take, and a picture with its words for each setting."""
     controls, shown, size = {name: getattr(box.controls, name) for name in box.names}, [], 0
-    chosen = settings(box, LARGEST // len(still(*box.answer(**box.now()))["picture"]))
+    chosen = settings(box, LARGEST // len(still(bytes(box.controls.image.value), "")["picture"]))
     for values in tqdm(chosen, unit="still", disable=None):
         shown.append(still(*box.answer(**values)))
         size += len(shown[-1]["picture"])

@@ -35,19 +35,20 @@ class ProgressiveDrafter(Reader):
     As there, the pool takes the tree as expanded, before it steps and without the limit of its width. Unlike there,
     the pool takes it from the first step on, and nodes behind an end of text are not removed.
     from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (the code's PLD_INI).
-    While the first level holds fewer than ``children`` nodes, the last one's draft token joins it, or, if there is
-    none, the text's next token: a rule of the public code, the paper does not say how the first level is kept up.
+    refill: while the first level holds fewer than ``children`` nodes, the last one's draft token joins it, or, if there
+    is none, the text's next token: a rule of the public code, the paper does not say how the first level is kept up.
     Raises ValueError for bounds below 1 and an unknown expansion.
     """
 
     def __init__(
         self, children: int = 4, depth: int = 6, *, expand: str = "argmax", chained: bool = False,
-        feedback: bool = True, from_prompt: bool = False, nodes: int = 60, keys: int = 4096, seed: int = 0,
+        feedback: bool = True, from_prompt: bool = False, refill: bool = True, nodes: int = 60, keys: int = 4096,
+        seed: int = 0,
     ):  # fmt: skip
         if expand not in EXPANSIONS:
             raise ValueError(f"expand must be one of {', '.join(EXPANSIONS)}, got {expand!r}")
-        self.children, self.depth, self.expand, self.chained = children, depth, expand, chained
-        self.feedback, self.from_prompt, self.nodes, self.keys, self.seed = feedback, from_prompt, nodes, keys, seed
+        self.children, self.depth, self.expand, self.chained, self.feedback = children, depth, expand, chained, feedback
+        self.from_prompt, self.refill, self.nodes, self.keys, self.seed = from_prompt, refill, nodes, keys, seed
         at_least_one(self, "children", "depth", "nodes", "keys")
         self.reach = depth + chained * (children - 1)  # how far behind the text a draft node may lie
 
@@ -89,8 +90,8 @@ class ProgressiveDrafter(Reader):
         for key, below in subtrees(textbook.expand(self.tree, d, self.nodes)):  # and merge into the pool
             if below:
                 self.pool.add(key, below)
-        grown = self._first_level(textbook.expand(self.tree, d, self.children), d, next_token)
-        self.tree = textbook.step_and_prune(grown, self.depth)
+        grown = textbook.expand(self.tree, d, self.children)
+        self.tree = textbook.step_and_prune(self._refilled(grown, d, next_token) if self.refill else grown, self.depth)
 
     def _draft_tokens(self, logits: Tensor, likely: list[int]) -> list[int]:
         """d_v of every draft node, from the target's unwarped logits (m, V); likely: the argmax of each."""
@@ -100,13 +101,11 @@ class ProgressiveDrafter(Reader):
         self.noise = self.noise or torch.Generator(logits.device).manual_seed(self.seed)
         return torch.multinomial(warp(logits), 1, generator=self.noise)[:, 0].tolist()
 
-    def _first_level(self, tree: Trie, d: dict[tuple[int, ...], int], next_token: int) -> Trie:
-        """Let the first level grow by one while there is room."""
+    def _refilled(self, tree: Trie, d: dict[tuple[int, ...], int], next_token: int) -> Trie:
+        """The tree with one node more on its first level, if there is room."""
         if not tree:
             return {next_token: {}}
-        if len(tree) < self.children:
-            last, below = list(tree.items())[-1]
-            new = d[last,]
-            if new not in tree:
-                return {**tree, last: {token: under for token, under in below.items() if token != new}, new: {}}
+        last = [*tree][-1]
+        if len(tree) < self.children and (new := d[last,]) not in tree:
+            return {**tree, last: {token: under for token, under in tree[last].items() if token != new}, new: {}}
         return tree

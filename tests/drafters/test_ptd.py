@@ -85,6 +85,19 @@ def test_chained_first_level_nodes_see_each_other():
     assert trees[False].parent_list == [-1, 0, 1, 0, 3]
 
 
+def test_the_first_level_is_kept_up_unless_it_is_asked_not_to_be():
+    grown = {}
+    for refill in (True, False):
+        drafter = ProgressiveDrafter(children=3, depth=4, refill=refill)
+        drafter.begin([7, 8], Warp(), {})
+        drafter.tree = {1: {}}
+        logits = torch.zeros(2, 50)
+        logits[range(2), [20, 21]] = 1
+        drafter.observe(drafter.propose(None, 4), (), 20, {}, logits)
+        grown[refill] = drafter.tree
+    assert grown == {True: {1: {}, 21: {}}, False: {1: {21: {}}}}
+
+
 def test_ptd_observes_candidates_and_draft_nodes_each_in_their_rows():
     drafter = ProgressiveDrafter(children=3, depth=4)
     drafter.begin([7, 8], Warp(), {})

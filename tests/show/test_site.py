@@ -2,6 +2,7 @@
 
 import io
 import json
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -11,6 +12,7 @@ import cut_down
 import ipywidgets
 import make_stills
 import nbformat
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -74,6 +76,25 @@ def test_stills_are_small_and_every_file_has_a_widget():
     found = {path.stem: path.stat().st_size for path in make_stills.STILLS.glob("*.json")}
     assert sorted(found) == sorted(name for path in build_site.NOTEBOOKS for name in cut_down.cut(path)[1])
     assert max(found.values()) <= 300_000
+
+
+def shown(still):
+    """The pixels of a still."""
+    return np.asarray(Image.open(io.BytesIO(b64decode(still["picture"]))).convert("RGB"), int)
+
+
+@pytest.mark.parametrize("path", build_site.NOTEBOOKS, ids=lambda path: path.stem)
+def test_stills_begin_with_the_picture_that_the_notebook_was_saved_with(path):
+    """Else the cells, or what they read, have changed since: make stills. Negative control: another still differs."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        for data in (output.get("data", {}) for output in cell.get("outputs", ())):
+            if cut_down.WIDGET in data:
+                name = cut_down.picture_name(path, cell.source)
+                told = json.loads((make_stills.STILLS / f"{name}.json").read_text(encoding="utf-8"))
+                saved, start = make_stills.still(b64decode(data["image/png"]), ""), told["start"]
+                far = [np.abs(shown(saved) - shown(each)).mean() for each in told["stills"]]
+                assert far[start] < 0.5, f"{name} is older than its notebook: make stills"
+                assert max(far) > 0.5
 
 
 def test_a_dead_link_is_found(tmp_path):
