@@ -19,7 +19,8 @@ STYLE = """<style>
 .reveal h1 { font-size: 46px; }
 .reveal .slides section { text-align: left; font-size: 24px; }
 .reveal .jp-RenderedImage img { max-height: 600px; max-width: 1240px; width: auto; display: block; margin: 0 auto; }
-.reveal pre, .reveal .highlight pre { font-size: 15px; line-height: 1.25; box-shadow: none; width: 100%; }
+.reveal pre, .reveal .highlight pre { font-size: 14px; line-height: 1.25; box-shadow: none; width: 100%; }
+.reveal .jp-OutputArea-output pre { font-size: 15px !important; white-space: pre !important; }
 .reveal table { font-size: 18px; }
 </style></head>"""
 
