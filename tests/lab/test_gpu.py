@@ -31,13 +31,13 @@ def toy(monkeypatch):
 
 @pytest.mark.usefixtures("toy")
 def test_laws_hold_and_the_control_fails():
-    rows = gpu.law_block("conversation-01", LAWFUL, draws=300)
+    rows = gpu.law_block("conversation-01", LAWFUL, draws=500)
     assert [(row["method"], row["heat"]) for row in rows] == [
         *((name, 1.0) for name in LAWFUL),
         (LAWFUL[0], gpu.COOLER),
     ]
     assert min(row["p value"] for row in rows[:-1]) > 1e-3
-    assert rows[-1]["p value"] < 1e-4
+    assert rows[-1]["p value"] < 1e-6
     assert rows[0]["outcomes"] > 3
 
 
@@ -77,7 +77,7 @@ def test_a_forecast_by_hand():
 
 TINY = {"model_type": "qwen2", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-FEW = {"length": 8, "repetitions": 1, "sizes": [1, 4], "draws": 5, "target": TINY, "draft": TINY}
+FEW = {"length": 8, "repetitions": 1, "sizes": [1, 4], "draws": 20, "target": TINY, "draft": TINY}
 
 
 def reduced(wanted: experiments.Experiment) -> experiments.Experiment:
