@@ -29,6 +29,7 @@ COLUMNS = (
 DIRECTIONS = ("above", "below", "within")
 STATISTICS: dict[str, Callable[[np.ndarray], float]] = {  # of (prompts, methods) values
     "mean": lambda x: x[:, 0].mean(),
+    "mean, %": lambda x: 100 * x[:, 0].mean(),
     "ratio": lambda x: np.median(x[:, 0] / x[:, 1]),  # the median over prompts
     "per cent": lambda x: 100 * (np.median(x[:, 0] / x[:, 1]) - 1),  # the same, as a gain
     "difference": lambda x: (x[:, 0] - x[:, 1]).mean(),

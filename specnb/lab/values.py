@@ -60,8 +60,7 @@ def _race(table: pd.DataFrame) -> pd.DataFrame:
     more |= {"drafted": drafted / steps, "forwards": forwards / steps, "acceptance": tokens / drafted}
     more |= {f"{phase} ms": 1000 * table[phase] / (steps - 1) for phase in run.PHASES}
     more |= {"outside": 1 - table["target"] / later}
-    alike = np.asarray(rouge(table) if table["ids"].any() else np.nan)
-    more |= {"log speed": np.log(more["speed"]), "rouge": alike, "rouge, %": 100 * alike}
+    more |= {"log speed": np.log(more["speed"]), "rouge": rouge(table) if table["ids"].any() else np.nan}
     return table.assign(**more, **{name: table[name] / steps for name in ("hits", "auxiliary", "depth")})
 
 
