@@ -1,9 +1,5 @@
-"""Fill in the README's results, between its two marks, from the recorded race: ``make readme``.
+"""Fill in the README's results, between its two marks, from the recorded race: ``make readme``."""
 
-Once the experiment ``race`` is recorded it is read; until then the race of the first edition, and the text says so.
-"""
-
-import json
 import re
 from pathlib import Path
 from textwrap import fill
@@ -11,13 +7,13 @@ from textwrap import fill
 import pandas as pd
 
 from specnb import lab
-from specnb.lab import experiments
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 REGION = re.compile(r"(?<=<!-- results: make readme -->\n).*?(?=<!-- /results -->)", re.DOTALL)
 SHOWN = {  # methods by the names under which they are recorded: what to call them, and who drafts
-    "hass:salf 6,3,0.8,10 + ngram budget=8": ("HASS + SALF + n-grams", "a trained head, the text so far"),
-    "hass:salf 6,3,0.8,10": ("HASS + SALF", "a trained head"),
+    "hass:salf 10,4,0.6,10 + ngram budget=4": ("HASS + SALF + n-grams", "a trained head, the text so far"),
+    "hass:salf 8,4,0.7,10 + retrieval store=own budget=8": ("HASS + SALF + retrieval", "… and earlier texts"),
+    "hass:salf 10,4,0.6,10": ("HASS + SALF", "a trained head"),
     "retrieval store=own budget=15": ("retrieval", "the text so far, earlier texts"),
     "n-gram tree": ("n-gram tree", "the text so far"),
     "prompt lookup": ("transformers' prompt lookup", "the text so far"),
@@ -26,16 +22,7 @@ SHOWN = {  # methods by the names under which they are recorded: what to call th
 }
 
 
-def recording() -> tuple[pd.DataFrame, dict]:
-    """The race, and where and when it was run; early: whether it is that of the first edition."""
-    if (experiments.RESULTS / "race.jsonl").exists():
-        table = lab.recorded("race")
-        return table, {**table.iloc[-1], "early": False}
-    facts = json.loads((experiments.RESULTS / "side_by_side.json").read_text(encoding="utf-8"))
-    return lab.first_edition("side_by_side"), {**facts["runs"][-1], "early": True}
-
-
-def results(table: pd.DataFrame, facts: dict) -> str:
+def results(table: pd.DataFrame) -> str:
     """The text between the marks: how fast the fastest method is, a table, and how it was measured."""
     good = table[table["status"] == "ok"]
     good = good.assign(speed=good["tokens"] / good["seconds"])
@@ -46,7 +33,7 @@ def results(table: pd.DataFrame, facts: dict) -> str:
 
     ranking = lab.speed_ups(table)["tau"]
     best, settings, runs = ranking.index[0], table.iloc[0], table["repetition"].nunique()
-    device, processor = facts["device"].removeprefix("cpu, "), facts["processor"]
+    device, processor = settings["device"].removeprefix("cpu, "), settings["processor"]
     prompts, domains = table["prompt"].nunique(), table["domain"].nunique()
     shown = {best: (f"`{best}`", "")} | SHOWN
     rows = [
@@ -55,19 +42,12 @@ def results(table: pd.DataFrame, facts: dict) -> str:
         if name in shown
     ]
     weights = ", weights packed for all, `generate` too" if settings["packed"] else ""
-    if "generate as shipped" in ranking:
-        weights += f" (as shipped, unpacked: {lead('generate as shipped', 'generate')})"
     said = [
-        f"Measured on {facts['date']}: SmolLM2-135M-Instruct in {settings['dtype']}{weights}; {device}, {processor};",
-        f"torch {facts['torch']}; {prompts} prompts of {domains} domains, {settings['length']} greedy tokens each,",
-        f"{runs} run{'s' * (runs > 1)}. Speed-ups: paired medians over prompts, 95 % bootstrap intervals. Tokens per",
+        f"Measured on {settings['date']}: SmolLM2-135M-Instruct in {settings['dtype']}{weights}; {device}, {processor};",
+        f"torch {settings['torch']}; {prompts} prompts of {domains} domains, up to {settings['length']} greedy tokens,",
+        f"{runs} runs. Speed-ups: paired medians over prompts, 95 % bootstrap intervals. Tokens per",
         "target call (τ): new tokens over the target's forward passes that choose tokens.",
     ]
-    if settings["whole"]:
-        said.append("All write on past the end of an answer, which favours look-ups.")
-    if facts["early"]:
-        said.append("A recording of the first edition, with heads since replaced;")
-        said.append("some settings were chosen on these prompts.")
     first = [
         f"The fastest method, {shown[best][0]}, writes **{lead(best, 'generate')}** as fast as transformers'",
         f"`generate` ({device}, {processor.partition(',')[0]}; 95 % interval),",
@@ -83,7 +63,7 @@ def filled(readme: str) -> str:
     """The README with its results as recorded; ValueError if its marks are not there, once each."""
     if len(REGION.findall(readme)) != 1:
         raise ValueError("the README should have one place between <!-- results: make readme --> and <!-- /results -->")
-    return REGION.sub(lambda _: results(*recording()), readme)
+    return REGION.sub(lambda _: results(lab.recorded("race")), readme)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,6 @@ from specnb import late
 __getattr__, __dir__ = late(
     __name__, arithmetic="", as_printed="", claims="", coinless="", gpu="", methods="", metrics="", paper="", prices="",
     replay="", sweep="", theorems="", values="",
-    experiments="EXPERIMENTS first_edition listing record recorded stale", run="greedy_text loaded race texts timed",
+    experiments="EXPERIMENTS listing record recorded stale", run="greedy_text loaded race texts timed",
     stats="difference interval ratio speed_ups",
 )  # fmt: skip

@@ -145,20 +145,6 @@ def recorded(name: str, folder: Path = RESULTS, *, replaced: bool = False) -> pd
     return table.assign(domain=prompts.domains(table["prompt"])) if "prompt" in table else table
 
 
-def first_edition(name: str) -> pd.DataFrame:
-    """A recording of the first edition (data/results/NAME.csv), with a line that says when and where it was made.
-
-    Made one run a cell by commands that are gone, some with earlier heads: see ``stale``.
-    """
-    facts = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    last = facts.get("runs", [facts])[-1]
-    print(f"{name}: of the first edition, {last['date']}, {last.get('processor', 'processor not named')}")
-    table = pd.read_csv(RESULTS / f"{name}.csv", dtype={"key": str}).copy()  # in one piece, however wide
-    table = table.drop_duplicates("key", keep="last", ignore_index=True) if "key" in table else table
-    table = table.assign(prompt=table.pop("id")) if "id" in table else table  # the oldest number their prompts
-    return table.assign(domain=prompts.domains(table["prompt"])) if "prompt" in table else table
-
-
 def check(name: str) -> str:
     """The name of an experiment; ValueError naming the known ones otherwise."""
     if name not in EXPERIMENTS:

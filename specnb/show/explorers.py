@@ -12,13 +12,11 @@ from functools import partial
 from types import SimpleNamespace
 
 import ipywidgets
-import pandas as pd
 from torch import Tensor
 
 from specnb import growth
 from specnb.growth import Growth
-from specnb.lab import prices, replay
-from specnb.show.charts import ranked
+from specnb.lab import replay
 from specnb.show.look import canvas, png
 from specnb.show.trees import draw_tree, score_notes, tree_table
 from specnb.tree import Draft, TokenTree
@@ -125,39 +123,3 @@ def growth_explorer(
         return picture, words
 
     return explorer(SETTINGS[kind](), render)
-
-
-# ---- recorded tables -----------------------------------------------------------------------------------------------
-
-
-def whatif_speed_ups(race: pd.DataFrame, draft: float, node: float) -> pd.Series:
-    """Per method, the median predicted speed-up over "generate", best first, if a draft forward cost so much.
-
-    draft: of a draft forward over any frontier, node: of each node more in a tree, both as shares of a target forward
-    over one token. Counts (``prices.predicted``) are the race's; prefills are left out.
-    """
-    costs = prices.Costs.flat(draft, node)
-    owners = {prices.head_of(name) for name in race["method"].unique()} - {None}
-    found = prices.predicted(race, costs.target, dict.fromkeys(owners, costs.draft), prefill=False)
-    return found.groupby("method", sort=False)["predicted"].median().sort_values(ascending=False)
-
-
-def whatif_explorer(race: pd.DataFrame, labels: Mapping[str, str]) -> Explorer:
-    """Who would win a recorded race if drafting and verifying cost something else. labels: what methods are called."""
-    shown = race[race["method"].isin(labels)]
-
-    def render(draft: float, node: float) -> Picture:
-        table = whatif_speed_ups(shown, draft, node).rename("predicted speed-up").reset_index()
-        table["draft"] = ["a model drafts" if prices.head_of(name) else "no draft model" for name in table["method"]]
-        table["method"] = table["method"].map(labels)
-        with canvas(12, 5.2, layout="constrained") as figure:
-            ax = ranked(table, "predicted speed-up", "method", "draft", ax=figure.subplots())
-            ax.axvline(1, color="0.4", ls="--")
-            return png(figure), (
-                f"A draft forward at {draft:.2f} and a node at {node:.3f} of a target forward: "
-                f"<b>{table['method'][0]}</b> is first with {table['predicted speed-up'][0]:.2f} times generate."
-            )
-
-    forward = Float(0.1, min=0, max=0.6, step=0.02, description="a draft forward costs")
-    node = Float(0.015, min=0, max=0.3, step=0.005, readout_format=".3f", description="a node more costs")
-    return explorer({"draft": forward, "node": node}, render, row=1)

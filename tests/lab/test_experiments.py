@@ -125,13 +125,6 @@ def test_each_fault_makes_a_recording_stale(tmp_path, monkeypatch, fault):
     assert experiments.stale(tmp_path) == {path.name: wanted}
 
 
-def test_the_reader_of_the_first_edition_says_where_it_was_made(capsys):
-    names = [line.split(".json")[0] for line in KNOWN_STALE.read_text().splitlines()]
-    name = next(name for name in names if (RESULTS / f"{name}.csv").exists())
-    assert len(experiments.first_edition(name))
-    assert f"{name}: of the first edition, 2026-" in capsys.readouterr().out
-
-
 @pytest.mark.model
 def test_alike_looks_at_branches(smollm2, monkeypatch):
     monkeypatch.setattr(run, "loaded", lambda *_: smollm2)

@@ -8,7 +8,6 @@ from itertools import product
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 from tiny import llama
 from toy import grow
@@ -99,19 +98,6 @@ def test_an_answer_moves_nothing_and_says_a_refusal():
 
 # ---- every widget, and some of its settings
 
-RACE = pd.DataFrame(
-    [
-        ("generate", "a", 10, 11.0, 2.0, "1:10", None),
-        ("edd:chain 3", "a", 10, 7.0, 2.5, "4:5", "1:15"),
-        ("n-gram tree", "a", 10, 6.0, 2.2, "1:1 3:2 9:1", ""),
-        ("generate", "b", 10, 12.0, 3.0, "1:10", None),
-        ("edd:chain 3", "b", 10, 14.0, 3.0, "4:10", "1:30"),
-        ("n-gram tree", "b", 10, 12.0, 3.0, "1:9", ""),
-    ],
-    columns=["method", "prompt", "tokens", "seconds", "prefill", "trees", "frontiers"],
-)
-
-
 def recorded(depth: int, first: int = 1):
     draft, _ = grow(growth.DynaTree(depth, 4, 0.009, 4000, first), seed=3)
     return draft.tree, draft.scores, [f"t{token}" for token in draft.tree.token_list]
@@ -130,10 +116,6 @@ def salf():
     box = show.growth_explorer(*searched(), growth.Salf, width=4)
     box.controls.beam.value, box.controls.total.value = 3, 12
     return box
-
-
-def whatif():
-    return show.whatif_explorer(RACE, {"generate": "generate", "edd:chain 3": "EDD", "n-gram tree": "n-grams"})
 
 
 def pieces(tokens):
@@ -156,7 +138,6 @@ WIDGETS = {
         {"k": [2], "depth": [4], "cost": [0.1, 0.5]},
     ),
     "salf": (salf, {"threshold": [0.0, 0.6]}),
-    "whatif": (whatif, {"draft": [0.0, 0.5]}),
     "law": (show.law_explorer, {"shape": ["chain of 2"], "p_a": [0.3, 0.9]}),
     "trial": (show.trial_explorer, {"draw": [5, 6], "trial": [0, 1]}),
     "acceptance": (show.acceptance_explorer, {"mix": [0.5], "gamma": [1, 2]}),
@@ -229,17 +210,3 @@ def test_salf_explorer_follows_its_sliders():
     (calls, nodes), (fewer, unfilled), (same, filled) = whole
     assert calls > fewer == same
     assert nodes == filled == 11 > unfilled
-
-
-def test_whatif_explorer_moves_with_the_prices():
-    controls = whatif().controls
-    first = controls.image.value
-    assert plt.imread(io.BytesIO(first)).shape[:2] == (520, 1200)
-    assert "n-grams" in controls.readout.value
-    controls.draft.value = 0.0
-    assert controls.image.value != first
-    free = show.whatif_speed_ups(RACE, 0.0, 0.0)
-    assert free["edd:chain 3"] == pytest.approx((2 + 1) / 2)
-    controls.node.value = 0.05
-    assert "node at 0.050" in controls.readout.value
-    assert show.whatif_speed_ups(RACE, 0.6, 0.05)["edd:chain 3"] < free["edd:chain 3"]
