@@ -19,8 +19,8 @@ class Salf:
 
     Each forward expands the beam likeliest open nodes, of any depth, that could still enter the best total. Drafting
     stops when their probabilities sum to less than threshold; what was popped by then is the tree. threshold=0 goes
-    on until nothing can enter: the optimal tree, of largest expected length. fill=True adds the likeliest of what was
-    scored but not popped, up to total, which costs no draft forward (the paper's text leaves it open). total counts
+    on until nothing can enter: the optimal tree, of largest expected length. fill=True keeps the likeliest total of
+    what was scored, popped or not, which costs no draft forward (the paper's text leaves it open). total counts
     the root, as in the paper. width: children asked of a node; below total the search may miss a likely eleventh
     child, but scores a sixth of the nodes. Printed, Algorithm 2 pushes the root twice and never ends at threshold 0:
     an empty beam ends it here. depth: nodes there have no children; a draft that can go only so deep (Medusa's heads)

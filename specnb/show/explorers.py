@@ -112,8 +112,9 @@ def growth_explorer(
             draw_tree(table, ax=figure.add_axes((0, 0, 1, 1)), notes=score_notes(scores, nodes))
             picture = png(figure)
         covers, forwards = float(scores[nodes][1:].sum()), len(frontiers)
+        how = "" if kind is growth.Salf else ", a level at a time"
         words = (
-            f"{len(nodes) - 1} draft tokens · {forwards} draft forwards, a level at a time "
+            f"{len(nodes) - 1} draft tokens · {forwards} draft forwards{how} "
             f"({sum(map(len, frontiers))} if fed node by node) · covers {covers:.2f} expected tokens"
         )
         if kind is growth.Pct:
