@@ -98,6 +98,7 @@ def test_an_answer_moves_nothing_and_says_a_refusal():
 
 # ---- every widget, and some of its settings
 
+
 def recorded(depth: int, first: int = 1):
     draft, _ = grow(growth.DynaTree(depth, 4, 0.009, 4000, first), seed=3)
     return draft.tree, draft.scores, [f"t{token}" for token in draft.tree.token_list]
