@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from numbers import Integral
 from typing import Protocol
 
 import torch
@@ -197,7 +198,7 @@ def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_to
     if not prompt:
         raise ValueError("the prompt is empty: at least one token is needed to hang a tree on")
     check_tokens(prompt, target.vocabulary)
-    if max_new_tokens < 1 or max_new_tokens % 1:
+    if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number, at least 1, got {max_new_tokens}")
     if len(prompt) + max_new_tokens + drafter.reach > target.context:
         ahead = f", of which drafts take {drafter.reach}" if drafter.reach else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import index
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb import masks
@@ -62,7 +62,16 @@ def refusal(model: PreTrainedModel) -> str | None:
         return "its local layers, or ALiBi, count slots of the cache, not positions"
     if attention not in ("sdpa", "eager"):
         return f"its attention {attention!r} takes no tree mask: load it with attn_implementation='sdpa'"
+    if not model.can_generate():
+        return "it has no language-model head: load it with AutoModelForCausalLM"
     return None
+
+
+def of_model(graphs, model: nn.Module):
+    """Graphs, or None; ValueError if they hold the forwards of another model."""
+    if graphs and graphs.model is not model:
+        raise ValueError(f"these graphs are of another {type(graphs.model).__name__}: make them of the very model")
+    return graphs
 
 
 @contextmanager
@@ -95,7 +104,7 @@ class Target:
             raise ValueError(f"Target takes a model of transformers (pair.target), got a {type(model).__name__}")
         if why := refusal(model):
             raise ValueError(f"no trees with a {model.config.model_type} model ({type(model).__name__}): {why}")
-        self.model, self.window, self.graphs = model, window, graphs
+        self.model, self.window, self.graphs = model, window, of_model(graphs, model)
         self.windowed = masks.layer_kinds(model) != ("full_attention",)
         self.hidden_layers = tuple(hidden_layers)
         self.cache, self.evict = TreeCache(), None

@@ -26,9 +26,11 @@ class TokenTree:
         for name in ("tokens", "parents"):
             value = getattr(self, name)
             if not isinstance(value, Tensor):
-                object.__setattr__(self, name, torch.tensor(value, dtype=torch.int64))
-            elif value.dtype != torch.int64 or value.dim() != 1:
+                value = np.asarray(value if len(value) else np.zeros(0, np.int64))
+                value = torch.from_numpy(value.astype(np.int64) if value.dtype.kind in "iu" else value)
+            if value.dtype != torch.int64 or value.dim() != 1:
                 raise ValueError(f"{name} must be int64 of shape (n,), got {_kind(value)}")
+            object.__setattr__(self, name, value)
         sizes = len(self.tokens), len(self.parents)
         if sizes[0] != sizes[1] or not sizes[0]:
             raise ValueError("tokens and parents must have the same length of at least 1, got {} and {}".format(*sizes))

@@ -53,7 +53,7 @@ class AutoDrafter:
         rate, right, deep = self.sums[:, 0] / self.sums[:, 1]
         rule, beam = self.salf.growth, self.salf.growth.beam
         dear = rate * (self.call + self.target[2 * beam] - self.target[beam])  # in tokens: a forward, and its nodes
-        self.salf.growth = replace(rule, threshold=min(dear / deep, 0.99))
+        self.salf.growth = replace(rule, threshold=min(max(dear / deep, 0.0), 0.99))
         draft = self.inner.propose(coins, max_depth)
         scores = draft.scores.numpy()
         order = 1 + np.argsort(-scores[1:], kind="stable")[: len(self.target) - 1]  # parents before their children

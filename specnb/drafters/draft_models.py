@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specnb import masks
 from specnb.cache import ARGUMENT, TreeCache
-from specnb.target import context_length, evaluating, refusal
+from specnb.target import context_length, evaluating, of_model, refusal
 from specnb.tree import TokenTree
 
 
@@ -48,7 +48,7 @@ class DraftForwards:
     """
 
     def __init__(self, model: nn.Module, graphs=None, *, states: bool = False):
-        self.model, self.graphs, self.layers = model, graphs, (-1,) if states else ()
+        self.model, self.graphs, self.layers = model, of_model(graphs, model), (-1,) if states else ()
         if graphs:
             graphs.prepare(self.layers)
 
@@ -122,8 +122,9 @@ class CausalLMDraft:
         own = model.get_output_embeddings().weight.shape[0]
         if ids is not None and len(ids) != own:
             raise ValueError(f"ids must name the model's {own} output rows, got {len(ids)}")
-        self.columns = min(own, vocabulary or own)
-        self.ids = torch.arange(own) if vocabulary and own < vocabulary else ids
+        self.columns, self.ids = own, ids
+        if vocabulary and ids is None:
+            self.columns, self.ids = min(own, vocabulary), torch.arange(own) if own < vocabulary else None
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         self.forwards.begin()

@@ -31,7 +31,8 @@ class Datastore:
 
     def __init__(self, tokens: np.ndarray):
         tokens = np.asarray(tokens)
-        if tokens.ndim != 1 or len(tokens) == 0 or tokens.min() < 0 or int(tokens.max()) >= 1 << 32:
+        odd = tokens.ndim != 1 or len(tokens) == 0 or tokens.dtype.kind not in "iu"
+        if odd or tokens.min() < 0 or int(tokens.max()) >= 1 << 32:
             raise ValueError(f"a datastore takes a run of token ids below 2**32, got {tokens.dtype} {tokens.shape}")
         self.bits = max(16, int(tokens.max()).bit_length())  # of a token in a key
         self.longest = 64 // self.bits

@@ -60,6 +60,7 @@ class SelfDrafter(Reader):
             raise ValueError(f"length, of a branch with its prefix, must be at least 3, got {length}")
         self.branches, self.levels, self.gram, self.grams = branches, length - 2, min(gram, length - 1), grams
         self.corpus, self.bonus, self.keys, self.seed = corpus, bonus, keys, seed
+        self.kept = max(self.gram + 1, corpus.longest_key if corpus else 0)  # tokens of the text
         at_least_one(self, "branches", "gram", "grams", "keys")
         self.reach = length  # how far behind the text a draft node may lie
 
@@ -72,8 +73,8 @@ class SelfDrafter(Reader):
 
     def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self.text = [*self.text, token][-self.gram - 1 :]
-            self._note(self.text)
+            self.text = [*self.text, token][-self.kept :]
+            self._note(self.text[-self.gram - 1 :])
 
     def _note(self, tokens: Sequence[int]) -> None:
         """Every key with the gram behind it enters the pool."""

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from specnb.drafters.draft_models import DraftModel
-from specnb.growth import Growth
+from specnb.growth import Growth, within
 from specnb.sampling import Warp, draw_rows
 from specnb.tree import Draft, Drawn, TokenTree
 
@@ -39,12 +39,13 @@ class TreeDrafter:
     def propose(self, coins, max_depth) -> Draft:
         if self.draft_model.max_depth is not None:
             max_depth = min(max_depth, self.draft_model.max_depth)
+        growth = within(self.growth, max_depth)
         tree, chances = TokenTree([self.root], [-1]), np.ones(1)  # each path's probability, float64
         expanded: set[int] = set()
         laws: list[tuple[list[int], Tensor]] = []
         self.masses = []
         while True:
-            wanted = self.growth.select(tree, torch.from_numpy(chances))
+            wanted = growth.select(tree, torch.from_numpy(chances))
             frontier = [(node, k) for node, k in wanted if tree.depth_list[node] < max_depth]
             if not frontier:
                 break
@@ -62,7 +63,7 @@ class TreeDrafter:
             ids = ids if self.draft_model.ids is None else self.draft_model.ids[ids]
             tree = tree.grow(ids, torch.from_numpy(parents))
         self.grown, self.kept = tree, list(range(len(tree)))
-        keep = self.growth.finish(tree, torch.from_numpy(chances))
+        keep = growth.finish(tree, torch.from_numpy(chances))
         if keep is not None:
             self.kept = sorted({0, *keep})
             tree = tree.keep(self.kept)

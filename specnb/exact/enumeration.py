@@ -16,9 +16,9 @@ from torch import Tensor
 from specnb.decode import Drafter, Verifier, decode
 from specnb.drafters import TableDraft, TreeDrafter
 from specnb.growth import Growth
-from specnb.sampling import Coins, Warp
+from specnb.sampling import Coins, RandomCoins, Warp
 from specnb.target import Target
-from specnb.tree import Draft, Drawn, Verdict
+from specnb.tree import Draft, Drawn, TokenTree, Verdict
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 Law = dict[Outcome, float]
@@ -112,6 +112,18 @@ def toy_drafter(q: Model, growth: Growth, drawn: Drawn) -> TreeDrafter:
     return TreeDrafter(TableDraft(lambda prefix: q(prefix[1:])), growth, drawn)  # prefix[0] is the root
 
 
+def toy_draft(q: Model, growth: Growth, drawn: Drawn = Drawn.POINT) -> tuple[Draft, list[float]]:
+    """A draft of such a drafter behind the empty text, and the probability that each of its forwards expanded."""
+    drafter = toy_drafter(q, growth, drawn)
+    drafter.begin((0,), Warp(), {})
+    return drafter.propose(RandomCoins(), 99), drafter.masses
+
+
+def rows(model: Model, tree: TokenTree) -> Tensor:
+    """(n, V) a model's law behind every node of a tree whose root stands for the empty text."""
+    return torch.stack([model(tree.path_tokens(node)) for node in range(len(tree))])
+
+
 def verify_once(
     drafter: Drafter, verifier: Verifier, p: Model, coins: Coins, *, depth: int, warp: Warp | None = None
 ) -> tuple[Draft, Verdict]:
@@ -121,7 +133,7 @@ def verify_once(
     """
     drafter.begin((0,), warp or Warp(), {})
     draft = drafter.propose(coins, depth)
-    table = torch.stack([p(draft.tree.path_tokens(node)) for node in range(len(draft.tree))])
+    table = rows(p, draft.tree)
     return draft, verifier(draft, table, coins)
 
 
@@ -178,7 +190,8 @@ def accepted_given(draft: Draft, p: Tensor, verifier: Verifier) -> Law:
     """Law of the accepted path for one given tree and its p and q: every accept coin enumerated, no draws.
 
     The next token has no say in what is accepted, so its law need not be enumerated: a real vocabulary is no
-    obstacle, and n nodes take n + 1 runs of the verifier at most. Not for verifiers that elect by drawing
-    (sample_and_match). The paired comparison of verifiers rests on this: no coin is left to chance.
+    obstacle, and n nodes take n + 1 runs at most if no coin is tossed behind the one that settles a step. Not for
+    verifiers that elect by drawing (sample_and_match). The paired comparison of verifiers rests on this: no coin is
+    left to chance.
     """
     return law(lambda coins: verifier(draft, p, Argmax(coins)).path)

@@ -1,7 +1,8 @@
 """A gallery of broken verifiers: mistakes people have made, each named after its kind, for exact enumeration to catch.
 
 Nothing here is lossless, and that is the point: ``table`` gives each its total variation. Some are the textbook form
-of an algorithm with one piece of its source replaced (``spoiled``); the others spoil the draft or the coins.
+of an algorithm with a piece of its source replaced (``spoiled``), some verifiers of their own; the others spoil the
+draft or the coins.
 """
 
 import inspect
@@ -69,9 +70,7 @@ def pruned(draft: Draft) -> Draft:
 
 def softmax_claimed(q: exact.Model) -> Callable[[Draft], Draft]:
     """Claim that a top-k tree was drawn from q."""
-    return lambda draft: Draft(
-        draft.tree, torch.stack([q(draft.tree.path_tokens(node)) for node in range(len(draft.tree))]), SWOR
-    )
+    return lambda draft: Draft(draft.tree, exact.rows(q, draft.tree), SWOR)
 
 
 class OneUniform:

@@ -1,4 +1,4 @@
-"""Growth rules that look for the likeliest nodes, wherever they are: best-first searches, and the best static shape.
+"""Growth rules that search for the likeliest nodes, wherever they are.
 
 They are rules as in ``levels``; what differs is when they stop.
 """
@@ -23,8 +23,8 @@ class Salf:
     what was scored, popped or not, which costs no draft forward (the paper's text leaves it open). total counts
     the root, as in the paper. width: children asked of a node; below total the search may miss a likely eleventh
     child, but scores a sixth of the nodes. Printed, Algorithm 2 pushes the root twice and never ends at threshold 0:
-    an empty beam ends it here. depth: nodes there have no children; a draft that can go only so deep (Medusa's heads)
-    needs it. Raises ValueError on a threshold outside [0, 1) or on less than one node.
+    an empty beam ends it here. depth: nodes there have no children and no place in the beam; they are popped before
+    whatever is less likely. Raises ValueError on a threshold outside [0, 1) or on less than one node.
     """
 
     total: int = 60
@@ -50,10 +50,12 @@ class Salf:
 
     def _popped(self, tree: TokenTree, scores: Tensor) -> tuple[list[int], list[int]]:
         """G once the next beam is popped, and that beam: open nodes are those that have no children yet but may."""
-        closed = tree.depth.numpy() >= self.depth
+        chances, last = scores.numpy(), tree.depth.numpy() >= self.depth
+        closed = np.zeros(len(tree), bool)
         closed[tree.parents.numpy()[1:]] = True
-        beam = best(np.flatnonzero(~closed), scores, self.beam)
+        beam = best(np.flatnonzero(~closed & ~last), scores, self.beam)
         closed[beam] = True
+        closed |= last & (chances >= (chances[beam].min() if beam else 0.0))
         return best(np.flatnonzero(closed), scores, self.total), beam
 
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
@@ -67,22 +69,24 @@ class SpecExec:
 
     A node's weight is its path probability times decay^depth. Each forward expands the beam best open nodes that are
     among the best total, with width children each; it ends when none is, which may be a forward later than the
-    public code, that looks at the newest nodes only. total counts draft tokens.
+    public code, that looks at the newest nodes only. total counts draft tokens. depth: nodes there have no children.
     """
 
     total: int = 59
     beam: int = 32
     width: int = 32
     decay: float = 0.95
+    depth: int = 1000
     prunes = True
 
     def __post_init__(self):
-        at_least_one(self, "total", "beam", "width")
+        at_least_one(self, "total", "beam", "width", "depth")
         if not 0 < self.decay <= 1:
             raise ValueError(f"SpecExec's decay must lie in (0, 1], got {self.decay}")
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        still = [node for node in (0, *self.finish(tree, scores)) if not tree.children[node]]
+        among = (node for node in (0, *self.finish(tree, scores)) if tree.depth_list[node] < self.depth)
+        still = [node for node in among if not tree.children[node]]
         return [(node, self.width) for node in best(still, self._weights(tree, scores), self.beam)]
 
     def _weights(self, tree: TokenTree, scores: Tensor) -> Tensor:

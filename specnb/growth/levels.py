@@ -7,9 +7,10 @@ drafter's probability of each node's path, 1 for the root.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +47,8 @@ class Static(Growth):
 
     def __post_init__(self):
         object.__setattr__(self, "paths", tuple(map(tuple, self.paths)))
+        if len({*self.paths}) < len(self.paths) or any(rank < 0 for path in self.paths for rank in path):
+            raise ValueError(f"paths must differ, and their ranks be 0, 1, …, got {self.paths}")
         for path in self.paths:
             if path and path[-1] > 0 and (*path[:-1], path[-1] - 1) not in self.paths:
                 raise ValueError(f"path {path} has no elder sibling {(*path[:-1], path[-1] - 1)}: ranks are 0, 1, …")
@@ -255,10 +258,17 @@ def last_level(tree: TokenTree) -> list[int]:
 
 
 def at_least_one(rule: object, *names: str) -> None:
-    """ValueError if a setting of that name is below 1."""
+    """ValueError unless a setting of that name is a whole number, 1 or more."""
     for name in names:
-        if getattr(rule, name) < 1:
-            raise ValueError(f"{type(rule).__name__}'s {name} must be at least 1, got {getattr(rule, name)}")
+        value = getattr(rule, name)
+        if not (whole := isinstance(value, Integral)) or value < 1:
+            due = "at least 1" if whole else "a whole number"
+            raise ValueError(f"{type(rule).__name__}'s {name} must be {due}, got {value}")
+
+
+def within(rule: Growth, depth: int) -> Growth:
+    """A rule that knows that no node goes deeper: a search must not wait for nodes that will have no children."""
+    return replace(rule, depth=max(1, depth)) if depth < getattr(rule, "depth", 0) else rule
 
 
 def _shape(text: str) -> Static:

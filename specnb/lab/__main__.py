@@ -62,13 +62,13 @@ def main() -> None:
 
     try:
         table = getattr(commands, options.what)(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         parser.error(str(error))
-    failed = table[table["status"] == "failed"].drop_duplicates("error")
+    failed = table[table["status"] == "failed"]
     if len(failed):
-        names = failed.get("method", failed["cell"])
-        sys.exit("\n".join([*(f"{n} failed: {e}" for n, e in zip(names, failed["error"], strict=True)),
-                            "--retry measures again"]))  # fmt: skip
+        names = failed.get("method", failed["cell"]).fillna(failed["cell"])
+        lines = dict.fromkeys(f"{n} failed: {e}" for n, e in zip(names, failed["error"], strict=True))
+        sys.exit("\n".join([*lines, "--retry measures again"]))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from specnb.exact import gallery
 from specnb.models import Window
 from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
-from specnb.tree import Draft, Drawn, TokenTree
+from specnb.tree import Drawn, TokenTree
 from specnb.verifiers import one_hot
 
 CLOSE = 1e-9  # two numbers are equal within rounding
@@ -65,13 +65,6 @@ def _behind(model: exact.Model, text: tuple[int, ...]) -> exact.Model:
 def _greedy(model: exact.Model) -> Callable[[tuple[int, ...]], int]:
     """The model's likeliest token after a path."""
     return lambda path: int(model(path).argmax())
-
-
-def _grown(law: exact.Model, rule: growth.Growth) -> Draft:
-    """The tree that a growth rule makes of a draft's law; its scores are path probabilities."""
-    drafter = exact.toy_drafter(law, rule, Drawn.POINT)
-    drafter.begin((0,), Warp(), {})
-    return drafter.propose(RandomCoins(), 99)
 
 
 # ---- PTD ----------------------------------------------------------------------------------------------------------
@@ -178,7 +171,7 @@ def dynatree_first_token() -> list[bool]:
     """
     cases = []
     for (p, q), setting in product(gallery.worlds(10, 5), DYNATREES):
-        tree = _grown(q, growth.DynaTree(*setting)).tree
+        tree = exact.toy_draft(q, growth.DynaTree(*setting))[0].tree
         some = sum(float(p(())[tree.token_list[node]]) for node in tree.children[0])
         cases.append(some > float(p(())[q(()).argmax()]))
     return cases
@@ -192,7 +185,8 @@ def dynatree_pruned_leaves() -> list[bool]:
     and the target verifies them.
     """
     trees = product(gallery.worlds(10, 5), DYNATREES)
-    return [bool((_grown(q, growth.DynaTree(*setting)).scores >= setting[2]).all()) for (_, q), setting in trees]
+    drafts = [(exact.toy_draft(q, growth.DynaTree(*setting))[0], setting[2]) for (_, q), setting in trees]
+    return [bool((draft.scores >= least).all()) for draft, least in drafts]
 
 
 def dynatree_mask_alone() -> list[bool]:
@@ -273,11 +267,11 @@ def edd_path_products_choose_better() -> list[bool]:
     cases = []
     for seed, bar in product(range(10), (0.1, 0.3, 0.5, 0.7)):
         law = exact.random_model(6, seed)
-        full = _grown(law, growth.kary(3, 4))
+        full = exact.toy_draft(law, growth.kary(3, 4))[0]
         own = full.scores / full.scores[full.tree.parents.clamp_min(0)]
         above = full.tree.ancestors.clone().fill_diagonal_(False)
         kept = full.scores[~(above & (own < bar)).any(1)]  # no node above them is below the bar
         least = float(full.scores.sort(descending=True).values[len(kept) - 1]) * (1 - CLOSE)
-        pct = _grown(law, growth.Pct(least, 3, 4, least)).scores
+        pct = exact.toy_draft(law, growth.Pct(least, 3, 4, least))[0].scores
         cases.append(len(pct) == len(kept) and float(pct.sum() - kept.sum()) > -CLOSE)
     return cases

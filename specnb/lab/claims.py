@@ -21,7 +21,9 @@ from specnb.lab import arithmetic, as_printed, experiments, stats, theorems
 from specnb.lab.paper import PAPERS
 from specnb.lab.values import priced, values
 
-FACTS = {name: found for room in (theorems, as_printed, arithmetic) for name, found in vars(room).items()}
+SHORT = tuple(f"{paper.partition('_')[0]}_" for paper in PAPERS)  # how the names of their functions begin
+ROOMS = theorems, as_printed, arithmetic
+FACTS = {name: found for room in ROOMS for name, found in vars(room).items() if name.startswith(SHORT)}
 COLUMNS = (
     "claim", "where", "says", "effect", "experiment", "rows", "value", "methods", "statistic", "at", "direction",
     "bound", "reason",

@@ -20,7 +20,7 @@ from specnb.models import prompts
 from specnb.target import Target
 from specnb.tree import Drawn
 
-ROOM = 9  # new tokens left below which a step is not counted: the deepest shape and the bonus
+ROOM = 9  # a step with no more new tokens left is not counted: shapes of up to eight levels are never cut
 COMPARED: dict[str, Verifier] = {"token-level": verifiers.rrsw, "traversal": verifiers.traversal}
 
 
@@ -64,6 +64,9 @@ def verifiers_block(
 
     Columns: method ("head:shape"), rule, steps, and means over steps of tau, given and nodes.
     """
+    for shape in shapes:
+        if (deepest := max(map(len, getattr(methods.rule(shape), "paths", ((),))))) >= ROOM:
+            raise ValueError(f"{shape!r} has {deepest} levels, at most {ROOM - 1} are never cut by a text's end")
     found, rows = loaded(pair, dtype, packed), []
     ids = found.encode(prompts.text(prompt))
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed}

@@ -58,6 +58,8 @@ def race(options: argparse.Namespace) -> pd.DataFrame:
     """Methods on prompts, timed, or their greedy texts compared; recorded block by block, and shown."""
     ids = checked_prompts(options)
     settings = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
+    if options.texts and (options.dtype, options.temperature, options.packed) != ("float32", 0.0, False):
+        raise ValueError("--texts compares greedy float32 texts: leave out --dtype, --temperature and --packed")
     if not options.texts:
         settings |= {"temperature": options.temperature, "repetitions": options.repetitions, "dtype": options.dtype}
         settings |= {"packed": options.packed, "whole": options.whole}
@@ -112,7 +114,7 @@ def gpu(options: argparse.Namespace) -> pd.DataFrame:
         tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry)
         told(experiments.EXPERIMENTS[name], tables[name])
     shapes = tables["gpu_shapes"]
-    if not any((table["status"] == "failed").any() for table in (tables["gpu_race"], shapes)):
+    if not (shapes["status"] == "failed").any():
         print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")
         print(experiments.gpu.forecast(tables["gpu_race"], shapes[shapes["graphs"]]).round(2).to_string())
     return pd.concat(tables.values())
@@ -121,8 +123,10 @@ def gpu(options: argparse.Namespace) -> pd.DataFrame:
 def record(options: argparse.Namespace) -> pd.DataFrame:
     """Experiments by name, one after the other."""
     tables = []
+    for name in options.names:  # names and prompts without sense are told before the first hour is spent
+        experiments.chosen(name, options.prompts)
     with executors(options) as executor:
-        for name in [experiments.check(name) for name in options.names]:
+        for name in options.names:
             tables.append(experiments.record(name, only=options.prompts, executor=executor, retry=options.retry))
             print(f"{name}: {tables[-1]['key'].nunique()} blocks, {sum(tables[-1]['status'] == 'failed')} failures")
     return pd.concat(tables)

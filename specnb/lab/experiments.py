@@ -10,7 +10,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -98,13 +98,22 @@ EXPERIMENTS = {name: Experiment(name, **row) for name, row in TABLE.items()}
 
 
 def plan(name: str) -> str:
-    """A hash of the tests by which claims on an experiment will be judged; empty if there are none.
+    """A hash of the tests by which claims on an experiment will be judged; empty if there are none, or it has no name.
 
     Each recorded block carries it, so that it shows if a test was changed after the data were there.
     """
     tables = [pd.read_csv(path, dtype=str, keep_default_na=False) for path in sorted(CLAIMS.glob("*.csv"))]
     rows = pd.concat([table.loc[table["experiment"] == name, [*JUDGED_BY]] for table in tables])
-    return hashlib.sha256(rows.to_csv(index=False).encode()).hexdigest()[:16] if len(rows) else ""
+    return hashlib.sha256(rows.to_csv(index=False).encode()).hexdigest()[:16] if name and len(rows) else ""
+
+
+def chosen(name: str, only: Sequence[str] = ()) -> Experiment:
+    """An experiment, or some of its prompts, by ``prompts.chosen``; ValueError on what it has not."""
+    known = EXPERIMENTS[check(name)]
+    wanted = replace(known, prompts=tuple(only)) if only else known
+    if foreign := {b.get("prompt") for b in wanted.blocks()} - {b.get("prompt") for b in known.blocks()}:
+        raise ValueError(f"{min(foreign)} is no prompt of {name}, whose prompts are {', '.join(known.prompts)}")
+    return wanted
 
 
 def record(
@@ -117,14 +126,11 @@ def record(
 ) -> pd.DataFrame:
     """Record what an experiment lacks; the table of all its blocks.
 
-    only: some of its prompts, by ``prompts.chosen``; ValueError if one is none of them.
+    only: see ``chosen``.
     """
-    wanted = EXPERIMENTS[check(name)]
-    if only:
-        known, wanted = wanted, replace(wanted, prompts=tuple(only))
-        if foreign := {b["prompt"] for b in wanted.blocks()} - {b.get("prompt") for b in known.blocks()}:
-            raise ValueError(f"{min(foreign)} is no prompt of {name}, whose prompts are {', '.join(known.prompts)}")
-    return wanted.measure(folder / f"{name}.jsonl", f"python -m specnb.lab record {name}", executor, retry)
+    wanted = chosen(name, only)
+    workers = f" --workers {executor._max_workers}" if isinstance(executor, ProcessPoolExecutor) else ""
+    return wanted.measure(folder / f"{name}.jsonl", f"python -m specnb.lab record {name}{workers}", executor, retry)
 
 
 def recorded(name: str, folder: Path = RESULTS, *, replaced: bool = False) -> pd.DataFrame:
@@ -133,10 +139,9 @@ def recorded(name: str, folder: Path = RESULTS, *, replaced: bool = False) -> pd
     Only its own blocks, recorded with the committed heads and the present settings; replaced: all that there are, with
     a line that says so, as long as it has not been recorded again.
     """
-    path = folder / f"{check(name)}.jsonl"
-    if not path.exists():
+    table = sweep.load(folder / f"{check(name)}.jsonl")
+    if table.empty:
         raise ValueError(f"{name} is not recorded yet: `python -m specnb.lab record {name}`")
-    table = sweep.load(path)
     own = table["key"].isin(EXPERIMENTS[name].keys())
     if replaced and not own.any():
         print(f"{name}: recorded {table['date'].max()}, with heads that have been replaced since")
@@ -153,9 +158,10 @@ def check(name: str) -> str:
 
 
 def missing(name: str, folder: Path = RESULTS) -> int:
-    """How many blocks of an experiment are not recorded, with the committed heads and the present settings."""
+    """How many blocks of an experiment are not recorded, with the committed heads and the present settings, or failed
+    in part."""
     table, known = sweep.load(folder / f"{name}.jsonl"), EXPERIMENTS[check(name)].keys()
-    return len(set(known) - set(table["key"][table["status"] == "ok"]))
+    return len(set(known) - (set(table["key"]) - set(table["key"][table["status"] == "failed"])))
 
 
 def listing(folder: Path = RESULTS) -> pd.DataFrame:
@@ -177,6 +183,8 @@ def stale(folder: Path = RESULTS) -> dict[str, str]:
             table = sweep.load(path)
             if path.stem not in EXPERIMENTS:
                 reason = "no experiment has this name"
+            elif table.empty:
+                reason = "it has no whole block"
             elif odd := _columns(table) ^ (CELLS[EXPERIMENTS[path.stem].cell][1] - {"status", "error"}):
                 reason = f"unknown or missing columns {', '.join(sorted(odd))}"
             else:

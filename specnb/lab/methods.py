@@ -102,6 +102,8 @@ def method(name: str) -> Method:
             raise ValueError(f"{name!r}: only drafters without a trained draft are verified {how}")
         if plain.options is not None:
             raise ValueError(f"{name!r}: forwards of transformers' own methods are not run {how}, only ours")
+        if plain.forwards if how in FORWARDS else plain.verifier in LOSSY.values():
+            raise ValueError(f"{name!r}: one of {' and '.join(FORWARDS if how in FORWARDS else LOSSY)}, not both")
         return replace(plain, name=name, **({"verifier": LOSSY[how]} if how in LOSSY else {"forwards": how}))
     if found := LOOKUP.fullmatch(name):
         return Method(name, {setting: int(text or TUNED[setting]) for setting, text in found.groupdict().items()})
@@ -121,8 +123,8 @@ def method(name: str) -> Method:
     head, verifier, drawn = found["head"], found["verifier"] or "by_draw", Drawn[(found["drawn"] or "point").upper()]
     window, shape = WINDOWS.get(found["rule"]), "linear" if found["rule"] in WINDOWS else found["rule"]
     bare, at, temperature = head.partition("@")
-    if at and not re.fullmatch(r"\d*\.?\d+", temperature):
-        raise ValueError(f"{name!r}: a head's temperature is a number, got {temperature!r}")
+    if at and not (re.fullmatch(r"\d*\.?\d+", temperature) and float(temperature)):
+        raise ValueError(f"{name!r}: a head's temperature is a number above 0, got {temperature!r}")
     trained = sorted(path.stem for path in heads.FOLDER.glob("*.safetensors"))
     if bare not in ("pair", *trained) and not heads.path(bare).with_suffix(".safetensors").exists():
         raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained)}")

@@ -34,25 +34,6 @@ def acceptance_rate(steps: Sequence[Step]) -> float:
     return accepted(steps).sum() / total if total else float("nan")
 
 
-def retrieval(steps: Sequence[Step]) -> dict[str, float]:
-    """PTD's five measures (section 4.1), counted from the trees: DE, HR, AL, Dft, Ver.
-
-    DE: tokens per target call, which is τ. HR: share of steps that had a candidate at all. AL: tokens per step among
-    those, bonus included (nan if there were none). Dft, Ver: auxiliary and candidate nodes per step. By definition
-    DE = HR · AL + 1 − HR.
-    """
-    lengths, candidates = accepted(steps), drafted(steps)
-    hit = candidates > 0
-    nodes = np.array([len(step.draft.tree) - 1 for step in steps])
-    return {
-        "DE": 1 + float(lengths.mean()),
-        "HR": float(hit.mean()),
-        "AL": 1 + float(lengths[hit].mean()) if hit.any() else float("nan"),
-        "Dft": float((nodes - candidates).mean()),
-        "Ver": float(candidates.mean()),
-    }
-
-
 def branches(draft: Draft, tail: int | None = None) -> list[tuple[int, ...]]:
     """What a self-drafter is working on: the tokens of every auxiliary path from the root to a leaf, or its last few.
 

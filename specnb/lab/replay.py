@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from specnb import models
 from specnb.drafters import DraftModel, TreeDrafter
-from specnb.growth import Frontier, Growth, last_level
+from specnb.growth import Frontier, Growth, last_level, within
 from specnb.lab import methods
 from specnb.lab.run import ALONE, draft_model, generate, loaded
-from specnb.models import files, prompts
+from specnb.models import prompts
 from specnb.sampling import RandomCoins
 from specnb.target import Target
 from specnb.tree import TokenTree
@@ -46,26 +44,6 @@ class Recording:
         if not 1 <= length <= len(self.text):
             raise ValueError(f"a recording of {len(self.text)} tokens cannot be cut to {length}")
         return Recording(self.text[:length], self.trees[:length], self.scores[:length], self.max_depth)
-
-    def save(self, path: str | Path) -> None:
-        """Write it as one .npz, in one move."""
-        ends = {"sizes": [len(tree) for tree in self.trees], "text": self.text, "max_depth": [self.max_depth or 0]}
-        trees = {n: np.concatenate([getattr(tree, n).numpy() for tree in self.trees]) for n in ("tokens", "parents")}
-        whole = {name: np.asarray(values, np.int32) for name, values in (ends | trees).items()}
-        whole["scores"] = np.concatenate([scores.numpy() for scores in self.scores])
-        files.write(path, partial(np.savez_compressed, **whole))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Recording":
-        """What ``save`` wrote; ValueError if the file is something else."""
-        with np.load(path) as file:
-            if missing := {"text", "sizes", "tokens", "parents", "scores", "max_depth"} - set(file.files):
-                raise ValueError(f"{path} is no recording: it lacks {', '.join(sorted(missing))}")
-            cuts = np.cumsum(file["sizes"])[:-1]
-            nodes = (np.split(file[name].astype(np.int64), cuts) for name in ("tokens", "parents"))
-            trees = tuple(TokenTree(*map(torch.from_numpy, arrays)) for arrays in zip(*nodes, strict=True))
-            scores = tuple(map(torch.from_numpy, np.split(file["scores"], cuts)))
-            return cls(tuple(file["text"].tolist()), trees, scores, int(file["max_depth"][0]) or None)
 
 
 @dataclass(frozen=True)
@@ -110,6 +88,7 @@ def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tup
 
     Raises ValueError where the rule wants a child that was not recorded.
     """
+    rule = within(rule, max_depth)
     *before, last = _whole(tree, scores, rule, max_depth)
     return _kept(rule, scores, last), [[nodes[i] for i in frontier] for nodes, _, frontier, _ in before]
 
@@ -129,7 +108,7 @@ def _turns(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> Ite
 
     The last turn has an empty frontier, or lacks something.
     """
-    nodes, grown = [0], TokenTree([0], [-1])
+    rule, nodes, grown = within(rule, max_depth), [0], TokenTree([0], [-1])
     while True:
         wanted = rule.select(grown, scores[nodes])
         frontier = [(node, k) for node, k in wanted if grown.depth_list[node] < max_depth]

@@ -1,7 +1,8 @@
 """Paired statistics over prompts: medians of ratios, differences of two methods, with BCa bootstrap intervals.
 
 A prompt's steps and repetitions hang together, so prompts are what is resampled. Repetitions are paired within a
-prompt first. Percentile intervals cover too seldom with a dozen prompts; BCa (Efron 1987) is what scipy offers.
+prompt first (verdicts on claims compare each method's median over repetitions). Percentile intervals cover too seldom
+with a dozen prompts; BCa (Efron 1987) is what scipy offers.
 """
 
 import warnings
@@ -58,7 +59,8 @@ def difference(table: pd.DataFrame, value: str, first: str, second: str) -> dict
 def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
     """Per method of a race: τ, median token/s, speed-up over the baseline with interval, prompts; the fastest first.
 
-    prompts: how many have both methods. Failed rows are left out there and counted in the column failed.
+    prompts: how many have both methods. Failed rows are left out there and counted in the column failed; a method that
+    always failed has nothing else.
     """
     good = table[table["status"] == "ok"]
     good = good.assign(**{"token/s": good["tokens"] / good["seconds"]})
@@ -70,5 +72,6 @@ def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
         tau = part["tokens"].sum() / part["steps"].sum()
         rows[name] = {"tau": tau, "token/s": part["token/s"].median(), "speed-up": lead.pop("ratio"), **lead}
     failed = table[table["status"] != "ok"].groupby("method").size()
-    found = pd.DataFrame(rows).T.assign(failed=failed).fillna({"failed": 0}).astype({"prompts": int, "failed": int})
+    found = pd.DataFrame(rows).T.reindex(table["method"].unique()).assign(failed=failed)
+    found = found.fillna({"prompts": 0, "failed": 0}).astype({"prompts": int, "failed": int})
     return found.sort_values("speed-up", ascending=False).rename_axis("method")

@@ -28,6 +28,7 @@ from tqdm.auto import tqdm
 from specnb.models import files, provenance
 
 Block = Mapping[str, object]
+WHERE = "processor", "device", "torch"  # a recording of two of these mixes seconds that do not compare
 
 
 def grid(**axes: Iterable) -> list[dict]:
@@ -66,8 +67,9 @@ def run(
             if file.exists():  # a kill may have left a torn last line
                 os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             done = _latest(file)
-            here = provenance.processor()
-            if others := {line["processor"] for line in done.values()} - {here}:
+            facts = provenance.facts(command)
+            here = ", ".join(facts[name] for name in WHERE)
+            if others := {", ".join(line[name] for name in WHERE) for line in done.values()} - {here}:
                 print(f"{file.name} has blocks of {'; '.join(sorted(others))}; this is {here}", file=sys.stderr)
             bad = {k for k, line in done.items() if line["error"] or "failed" in line["rows"].get("status", [])}
             left = {k: b for k, b in known.items() if k not in done or (retry and k in bad)}
@@ -128,7 +130,7 @@ def keys(cell: str, measure: Callable, blocks: Sequence[Block], heads: Mapping[s
 
 
 def _latest(file: Path) -> dict[str, dict]:
-    """By key, the last record of each block; one that could not be measured again hides no earlier one.
+    """By key, the last record of each block; one in which nothing could be measured hides no earlier one.
 
     Of complete lines only; ValueError on one that is no recorded block.
     """
@@ -139,7 +141,7 @@ def _latest(file: Path) -> dict[str, dict]:
             line = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{file}, line {number} is no recorded block: {error}") from error
-        if line["key"] not in found or line["rows"]:
+        if line["key"] not in found or (line["rows"] and {*line["rows"].get("status", ["ok"])} != {"failed"}):
             found[line["key"]] = line
     return found
 

@@ -1,6 +1,7 @@
 """Theorems of the papers on small cases: traversal verification, and the tree search of SALF.
 
-Each public function answers for one claim: a truth value a case, True where it is as the paper says. Laws are exact.
+Each public function but ``optimum`` answers for one claim: a truth value a case, True where it is as the paper says.
+Laws are exact.
 """
 
 from collections import defaultdict
@@ -17,10 +18,10 @@ from specnb import heads, verifiers
 from specnb.decode import Verifier
 from specnb.exact import enumeration as exact
 from specnb.exact import gallery
-from specnb.growth import EAGLE_25, Eagle2, Growth, Salf, Static, chain, kary
+from specnb.growth import EAGLE_25, Eagle2, Salf, Static, chain, kary
 from specnb.growth.textbook import Path, salf
 from specnb.lab import paper
-from specnb.sampling import Coins, RandomCoins, Warp
+from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, Drawn, TokenTree
 from specnb.verifiers import textbook
 
@@ -58,8 +59,7 @@ class _Rejecting:
 
 def _on(tree: TokenTree, p: exact.Model, q: exact.Model) -> tuple[Draft, Tensor]:
     """A given tree as a draft, and the target's rows for it."""
-    p_rows, q_rows = (torch.stack([model(tree.path_tokens(node)) for node in range(len(tree))]) for model in (p, q))
-    return Draft(tree, q_rows, SWOR), p_rows
+    return Draft(tree, exact.rows(q, tree), SWOR), exact.rows(p, tree)
 
 
 def _rejected(rule: Verifier, tree: TokenTree, *world: exact.Model) -> tuple[list[float], list[int], Tensor]:
@@ -80,13 +80,6 @@ def _accepted(*step: object) -> exact.Law:
     for (draft, verdict), mass in _steps(*step).items():
         law[draft.tree.path_tokens([0, *verdict.path][-1])] += mass
     return law
-
-
-def _drafted(q: exact.Model, rule: Growth, drawn: Drawn = POINT) -> tuple[Draft, list[float]]:
-    """A draft by a growth rule, and the probability that each of its forwards expanded."""
-    drafter = exact.toy_drafter(q, rule, drawn)
-    drafter.begin((0,), Warp(), {})
-    return drafter.propose(RandomCoins(), 99), drafter.masses
 
 
 def _children(model: exact.Model, texts: exact.Law) -> exact.Law:
@@ -144,7 +137,7 @@ def traversal_order() -> list[bool]:
     cases = [_rejected(verifiers.traversal, FIGURE_1, *TABLE_1)[1] == [3, 4, 1, 5, 2]]
     cases.append((1, 2) in orders and orders <= {(1, 2), (1, 2, 5), (1, 3), (1, 3, 4)})
     for shape, world in zip((gallery.UNEVEN, kary(2, 3), kary(3, 2), EAGLE_25), gallery.worlds(4, 6), strict=True):
-        tree = _drafted(world[1], shape, SWOR)[0].tree
+        tree = exact.toy_draft(world[1], shape, SWOR)[0].tree
         order = _rejected(verifiers.traversal, tree, *world)[1]
         cases.append(len(_rejected(textbook.traversal, tree, *world)[0]) == len(tree) - 1)
         cases.append(all(order.index(x) < order.index(v) for v in order for x in tree.children[v] if x in order))
@@ -248,7 +241,8 @@ def optimum(p: exact.Model, q: exact.Model, shape: Static, drawn: Drawn = IID) -
         return tuple(tree.path_tokens(node) for node in range(len(tree)))
 
     trees, texts, target = exact.law(paths), exact.joint(p, depth + 1), _nodes(p, depth + 1)
-    outcomes = [(tree, (*path, y)) for tree in trees for path in dict.fromkeys(tree) for y in range(len(p(())))]
+    ends = [(tree, (*path, y)) for tree in trees for path in dict.fromkeys(tree) for y in range(len(p(())))]
+    outcomes = [(tree, written) for tree, written in ends if target[written]]
     rows = [[float(tree is drafted) for tree, _ in outcomes] for drafted in trees]
     rows += [[(text[: len(written)] == written) / target[written] for _, written in outcomes] for text in texts]
     sums = [*trees.values()] + [1.0] * len(texts)
@@ -338,7 +332,7 @@ def salf_theorem_1() -> list[bool]:
     """
     searches = [(exact.random_model(8, seed), Salf(20, 4, 0.0)) for seed in range(20)]
     searches += [(_model(*[1 / V] * V), Salf(60, B, 0.0)) for V, B in ((4, 2), (8, 4), (9, 3))]
-    sums = [_drafted(draft, rule)[1][1:] for draft, rule in searches]
+    sums = [exact.toy_draft(draft, rule)[1][1:] for draft, rule in searches]
     return [all(after < before - 1e-9 for before, after in pairwise(S)) for S in sums]
 
 
@@ -376,7 +370,7 @@ def salf_theorem_3() -> list[bool]:
     sure = (0.95, 0.03, 0.01, 0.01)
     laws = {(): (0.5, 0.4, 0.06, 0.04), (0,): (0.5, 0.48, 0.01, 0.01), (1,): (0.55, 0.25, 0.1, 0.1)}
     late = _model(*[0.25] * 4, after={**laws, (1, 0): sure, (1, 0, 0): sure})
-    beam, _ = _drafted(late, Eagle2(7, 4, 2))
+    beam, _ = exact.toy_draft(late, Eagle2(7, 4, 2))
     kept = {beam.tree.path_tokens(node): chance for node, chance in enumerate(beam.scores.tolist())}
     cases = [_optimal(draft, salf(draft, 20, 4, 0.0), 20) for draft in map(partial(exact.random_model, 6), range(10))]
     return [*cases, _optimal(late, salf(late, 8, 2, 0.0), 8) and not _optimal(late, kept, 8)]

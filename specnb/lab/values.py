@@ -98,7 +98,7 @@ def _rules(table: pd.DataFrame, many: bool) -> pd.DataFrame:
 def errors(chained: pd.DataFrame) -> pd.DataFrame:
     """Each prompt's share of a head's expected calibration error: their mean over prompts is ``heads.ece``.
 
-    So an interval over prompts has no upward bias, as resampled absolute gaps have. ece: of tokens whose predecessors
+    So resampling prompts adds nothing to the bias upwards that absolute gaps have. ece: of tokens whose predecessors
     were accepted; "path ece": of the path's probability at all nodes that PCT would draft at PRICE.
     """
     chains = replay.chain_table(dict(zip(chained["prompt"], chained["chains"], strict=True)))

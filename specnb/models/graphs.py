@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
 from specnb.cache import ARGUMENT, TreeCache
+from specnb.target import evaluating
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -163,7 +164,8 @@ class Graphs:
     def _run(self, numbers: Tensor, rows: Tensor, mask: masks.Masks, cache: Cache, layers: Sequence[int]) -> tuple:
         inputs = {"input_ids" if self.width is None else "inputs_embeds": rows, "attention_mask": mask}
         inputs |= {"position_ids": numbers[1:2], ARGUMENT: cache, "use_cache": True}
-        out = self.model(**inputs, output_hidden_states=bool(layers))
+        with evaluating(self.model):
+            out = self.model(**inputs, output_hidden_states=bool(layers))
         return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
 
 

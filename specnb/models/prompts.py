@@ -46,7 +46,7 @@ def text(prompt: str) -> str:
     raise ValueError(f"no prompt set ({', '.join(SETS)}) has the prompt {prompt!r}")
 
 
-SETS = {"own": own, "humaneval": humaneval, "gsm100": gsm100, "dynatree": dynatree}
+SETS = {"own": own, "dynatree": dynatree, "humaneval": humaneval, "gsm100": gsm100}  # first those that are here
 
 
 def load(name: str) -> pd.DataFrame:

@@ -43,6 +43,6 @@ def facts(command: str) -> dict[str, str]:
 
 
 def write_table(out: str | Path, table: pd.DataFrame, command: str, **more) -> None:
-    """Write OUT.csv and, once it stands, OUT.json: the provenance and more facts."""
-    files.write(f"{out}.csv", table.to_csv(index=False, float_format="%.5g"))
-    files.write(f"{out}.json", files.to_json({**facts(command), **more}))
+    """Write OUT.csv, and OUT.json with the provenance and more facts: both or neither."""
+    origin = files.to_json({**facts(command), **more})
+    files.write_all({f"{out}.csv": table.to_csv(index=False, float_format="%.5g"), f"{out}.json": origin})

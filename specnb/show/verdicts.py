@@ -1,7 +1,6 @@
 """A paper's claims, as lines and as one picture: verdicts, our intervals, and the paper's effects beside them."""
 
 import textwrap
-from functools import partial
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -23,9 +22,16 @@ VERDICTS = {
 
 
 def told(table: pd.DataFrame) -> str:
-    """What ``lab.claims.judged`` found, a line a claim: verdict, our number or the cases that hold, and its words."""
-    says = partial(textwrap.shorten, width=84, placeholder=" …")
-    return "\n".join(f"{row.verdict:13} {_found(row):20} {says(row.says)}" for row in table.itertuples())
+    """What ``lab.claims.judged`` found, claim by claim: verdict, our number or the cases that hold, and its words.
+
+    Behind the words stands what our number is: a statistic of a value of ``lab.values``.
+    """
+    lines = []
+    for row in table.itertuples():
+        says = row.says + (f" ({row.statistic} of {row.value})" if np.isfinite(row.low) else "")
+        start = f"{row.verdict:13} {_found(row):22} "
+        lines += textwrap.wrap(says, 120, initial_indent=start, subsequent_indent=" " * len(start))
+    return "\n".join(lines)
 
 
 def _found(row: NamedTuple) -> str:

@@ -21,6 +21,8 @@ def check(draft: Draft, p: Tensor) -> None:
         raise ValueError(f"the draft holds token id {bad}, the target's vocabulary ends at {p.shape[1] - 1}")
     if draft.ids is not None and int(draft.ids[-1]) >= p.shape[1]:
         raise ValueError(f"the draft's ids reach {draft.ids[-1]}, the target's vocabulary ends at {p.shape[1] - 1}")
+    if draft.q is not None and draft.q.device != p.device:
+        raise ValueError(f"q is on {draft.q.device} and p on {p.device}: draft and target must share a device")
     if draft.q is not None and draft.ids is None and draft.q.shape[1] != p.shape[1]:
         raise ValueError(
             f"q is over {draft.q.shape[1]} tokens and p over {p.shape[1]}: "
@@ -46,7 +48,8 @@ def need(draft: Draft, drawn: Drawn, name: str, other: str) -> None:
 
 def toss(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bool:
     """Toss a node's accept coin and note it among the trials."""
-    accepted = coins.accept(min(probability, 1.0))
+    probability = min(probability, 1.0)
+    accepted = coins.accept(probability)
     trials.append(Trial(node, probability, accepted))
     return accepted
 
@@ -56,10 +59,21 @@ def probabilities(draft: Draft, p: Tensor) -> list[float]:
 
     ValueError where that is no probability, such as NaN: comparisons would take it for a one.
     """
-    parents, tokens = draft.tree.parents[: draft.candidate_rows].clamp_min(0), draft.tree.tokens[: draft.candidate_rows]
-    found = p[parents, tokens].double().tolist()
+    return _behind_parents(draft, p, draft.tree.tokens, "p", "target")
+
+
+def draft_probabilities(draft: Draft) -> list[float]:
+    """What q gives every node's token behind its parent, likewise; 1 for a POINT draft, which has no q."""
+    if draft.drawn is Drawn.POINT:
+        return [1.0] * draft.candidate_rows
+    return _behind_parents(draft, draft.q, draft.columns, "q", "draft")
+
+
+def _behind_parents(draft: Draft, law: Tensor, columns: Tensor, name: str, whose: str) -> list[float]:
+    rows = slice(draft.candidate_rows)
+    found = law[draft.tree.parents[rows].clamp_min(0), columns[rows]].double().tolist()
     if odd := [chance for chance in found if not 0 <= chance < 1.001]:
-        raise ValueError(f"p holds {odd[0]}, which is no probability: are there NaN in the target's logits?")
+        raise ValueError(f"{name} holds {odd[0]}, which is no probability: are there NaN in the {whose}'s logits?")
     return found
 
 

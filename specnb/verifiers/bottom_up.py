@@ -12,7 +12,17 @@ from torch import Tensor
 
 from specnb.sampling import Coins
 from specnb.tree import Draft, Drawn, Verdict
-from specnb.verifiers.base import check, choose, drawn_from, is_chain, over_columns, probabilities, struck, toss
+from specnb.verifiers.base import (
+    check,
+    choose,
+    draft_probabilities,
+    drawn_from,
+    is_chain,
+    over_columns,
+    probabilities,
+    struck,
+    toss,
+)  # fmt: skip
 
 
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -136,11 +146,7 @@ def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
 
 def ratios(draft: Draft, p: Tensor) -> list[float]:
     """p(x)/q(x) of every node's token under the untouched laws of its parent; p(x) for a POINT draft."""
-    above = probabilities(draft, p)
-    if draft.drawn is Drawn.POINT:
-        return above
-    below = draft.q[draft.tree.parents.clamp_min(0), draft.columns].double().tolist()
-    return [_ratio(a, b) for a, b in zip(above, below[: len(above)], strict=True)]
+    return [*map(_ratio, probabilities(draft, p), draft_probabilities(draft))]
 
 
 def _ratio(px: float, qx: float) -> float:

@@ -2,8 +2,8 @@
 
 Each is ``verifier(draft, p, coins) -> Verdict`` with p: (n, V) float32 or wider, row i the target's law after node i;
 rows of auxiliary nodes behind the last candidate may be missing. Arithmetic is float64. Siblings are tried in drawing
-order; vocabulary-sized work happens only where a rejection needs a residual. A verifier refuses a draft for which it
-would not be lossless. ``textbook`` has the same rules as the papers print them.
+order; where a drawn draft is accepted nothing of the vocabulary's size is touched. A verifier refuses a draft for which
+it would not be lossless. ``textbook`` has the rules that the papers print, as they print them.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,18 @@ from torch import Tensor
 
 from specnb.sampling import Coins, likeliest, residual
 from specnb.tree import Draft, Drawn, Trial, Verdict
-from specnb.verifiers.base import check, choose, drawn_from, is_chain, need, over_columns, probabilities, toss, without
+from specnb.verifiers.base import (
+    check,
+    choose,
+    draft_probabilities,
+    drawn_from,
+    is_chain,
+    need,
+    over_columns,
+    probabilities,
+    toss,
+    without,
+)  # fmt: skip
 
 Judge = Callable[[int, list[Trial]], tuple[int | None, int | None]]
 
@@ -105,16 +116,14 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
     check(draft, p)
     if not any(draft.candidates):
         return Verdict((), coins.choose(p[0]))
-    p_child = probabilities(draft, p)
-    q_child = draft.q[draft.tree.parents.clamp_min(0), draft.columns].double().tolist()
-    columns = draft.columns.tolist()
+    p_child, q_child, columns = probabilities(draft, p), draft_probabilities(draft), draft.columns.tolist()
 
     def judge(node: int, trials: list[Trial]) -> tuple[int | None, int | None]:
         law = q = None  # the current p and q of this node over columns; untouched until the first rejection
         for child in draft.candidates[node]:
             x = columns[child]
             px, qx = (p_child[child], q_child[child]) if law is None else torch.stack([law[x], q[x]]).tolist()
-            if toss(child, min(1.0, px / qx) if qx > 0 else 0.0, coins, trials):
+            if toss(child, px / qx if qx > 0 else 0.0, coins, trials):
                 return child, None
             if law is None:
                 law, q = over_columns(draft, p[node]), drawn_from(draft, node)

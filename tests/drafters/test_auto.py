@@ -12,6 +12,7 @@ PROMPT = [7, 30, 12, 5, 7, 30]
 CHEAP = [1 + 0.01 * n for n in range(32)]  # seconds of forwards over 1, 2, … nodes
 DEAR = [1.0, *[3.0] * 31]  # whatever is verified costs two forwards more
 DOUBLE = [1.0, *[1.3] * 31]
+NOISY = [1.0, 1.0, 1.0, 1.2, *[1.0] * 28]  # as measured: six nodes cost less than three
 
 
 def written(target, call, *, model=None, draft=None, other=None, tokens=60, temperature=0.0):
@@ -28,7 +29,7 @@ def mean(values) -> float:
 
 
 @pytest.mark.parametrize("other", [False, True])
-@pytest.mark.parametrize("prices", [(CHEAP, 0.01), (CHEAP, 5.0), (DEAR, 0.01), (DOUBLE, 0.1)])
+@pytest.mark.parametrize("prices", [(CHEAP, 0.01), (CHEAP, 5.0), (DEAR, 0.01), (DOUBLE, 0.1), (NOISY, 0.1)])
 def test_the_text_is_plain_decodings(prices, other):
     model = llama()
     plain = TreeDrafter(CausalLMDraft(model), growth.chain(1))

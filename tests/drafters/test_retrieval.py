@@ -134,6 +134,11 @@ def test_a_law_is_never_more_than_one_and_the_tree_takes_its_best_paths(stored, 
         assert not left_out
 
 
+def test_a_store_takes_whole_numbers():
+    with pytest.raises(ValueError, match="a datastore takes a run of token ids"):
+        Datastore(np.array([1.5, 2.7]))
+
+
 def test_bounds_are_checked():
     with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
         RetrievalDrafter(budget=0)

@@ -20,6 +20,13 @@ def test_the_corpus_prefers_the_longest_ending_and_the_commonest_continuation():
     assert Corpus([[1, 2, 3], [1, 4, 3], [1, 5, 3], [1, 6, 3]], most=3).get([1]).keys() == {2, 4, 5}
 
 
+def test_the_corpus_sees_as_much_of_the_text_as_its_keys_are_long():
+    corpus = Corpus([[1, 2, 3, 4, 5], [9, 2, 3, 4, 6], [9, 2, 3, 4, 6]], most=1)
+    drafter = SelfDrafter(length=3, corpus=corpus)  # whose own grams are shorter
+    drafter.begin([1, 2, 3, 4], Warp(), {})
+    assert 5 in drafter.propose(None, 9).tree.token_list
+
+
 def test_self_draft_fills_and_then_slides():
     drafter = SelfDrafter(branches=3, length=4)
     drafter.begin([7, 8, 9], Warp(), {})

@@ -31,7 +31,12 @@ def test_named_trees(name, levels):
 
 @pytest.mark.parametrize(
     ("paths", "message"),
-    [(((1,),), r"\(1,\) has no elder sibling \(0,\)"), (((0,), (1, 0)), r"\(1, 0\) has no parent \(1,\)")],
+    [
+        (((1,),), r"\(1,\) has no elder sibling \(0,\)"),
+        (((0,), (1, 0)), r"\(1, 0\) has no parent \(1,\)"),
+        (((0,), (0,)), "paths must differ"),
+        (((-1,),), "their ranks be 0, 1, …"),
+    ],
 )
 def test_a_shape_with_holes_is_refused(paths, message):
     with pytest.raises(ValueError, match=message):
@@ -265,6 +270,22 @@ def test_salf_under_a_depth_is_the_best_tree_of_that_depth(seed, total, beam, de
     assert kept(draft) == set(likeliest(law, total, depth=depth))
 
 
+@pytest.mark.parametrize("rule", [growth.Salf(30, 3, 0.0), growth.Salf(30, 3, 0.3), growth.SpecExec(30, 4, 6)])
+def test_a_search_knows_how_deep_its_draft_goes(rule):
+    """Nodes that will have no children must not hold its beam: so near a text's end, and with Medusa's heads."""
+    law = random_model(6, 3)
+    drafter = TreeDrafter(TableDraft(lambda prefix: law(prefix[1:])), rule)
+    drafter.begin((0,), Warp(), {})
+    for depth in (1, 2, 3):
+        assert kept(drafter.propose(RandomCoins(), depth)) == kept(grow(replace(rule, depth=depth), 3)[0])
+
+
+def test_popped_nodes_at_the_depth_are_those_before_a_less_likely_one():
+    """A search stopped by its threshold keeps what it has popped, not all that it scored."""
+    few, all_ = (len(grow(growth.Salf(200, 3, threshold, depth=3), 3)[0].tree) for threshold in (0.2, 0.0))
+    assert few < all_
+
+
 def test_specexec_prefers_short_paths():
     shallow, deep = (grow(growth.SpecExec(20, 8, 6, decay))[0].tree.depth for decay in (0.5, 1.0))
     assert shallow.sum() < deep.sum()
@@ -353,6 +374,7 @@ def level_sums(seed: int, depth: int) -> list[float]:
     [
         (lambda: growth.Salf(threshold=1.0), r"threshold must lie in \[0, 1\), got 1.0"),
         (lambda: growth.Salf(total=0), "total must be at least 1, got 0"),
+        (lambda: growth.Salf(total=59.0), "total must be a whole number, got 59.0"),
         (lambda: growth.SpecExec(decay=0.0), r"decay must lie in \(0, 1\], got 0.0"),
         (lambda: growth.OptTree(threshold=-1.0), "threshold must be at least 0, got -1.0"),
     ],

@@ -126,6 +126,8 @@ def test_a_record_ends_with_a_word(monkeypatch, capsys):
     ("words", "message"),
     [
         (("rase", "generate"), "invalid choice: 'rase'"),
+        (("race", "n-gram tree", "--texts", "--dtype", "bfloat16"), "--texts compares greedy float32 texts"),
+        (("record", "ptd", "salf_rules", "--prompts", "rag-10"), "rag-10 is no prompt of salf_rules"),
         (("race", "generate", "--promts", "own:1"), "unrecognized arguments: --promts own:1"),
         (("race", "generate", "--tokens", "0"), "argument --tokens: '0' is no whole number of at least 1"),
         (("race", "generate", "--tokens", "many"), "argument --tokens: 'many' is no whole number"),

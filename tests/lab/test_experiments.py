@@ -69,6 +69,31 @@ def test_a_recording_says_its_command_and_is_read_back(tmp_path, monkeypatch):
         experiments.recorded("race", tmp_path)
 
 
+def test_a_block_that_failed_in_part_is_missing(tmp_path, monkeypatch):
+    record_one(tmp_path, monkeypatch)
+    path, every = tmp_path / "ptd_alike.jsonl", len(experiments.EXPERIMENTS["ptd_alike"].keys())
+    assert experiments.missing("ptd_alike", tmp_path) == every - 1
+    line = json.loads(path.read_text())
+    rows = {name: values * 2 for name, values in line["rows"].items()} | {
+        "status": ["ok", "failed"],
+        "error": ["", "x"],
+    }
+    path.write_text(json.dumps(line | {"rows": rows}) + "\n")
+    assert experiments.missing("ptd_alike", tmp_path) == every
+
+
+def test_a_torn_recording_is_told(tmp_path):
+    (tmp_path / "ptd_alike.jsonl").write_text('{"key"')
+    assert experiments.stale(tmp_path) == {"ptd_alike.jsonl": "it has no whole block"}
+    with pytest.raises(ValueError, match="ptd_alike is not recorded yet"):
+        experiments.recorded("ptd_alike", tmp_path)
+
+
+def test_what_stands_in_no_table_has_no_plan():
+    assert experiments.plan("") == ""
+    assert experiments.plan("ptd")
+
+
 def test_prompts_of_another_experiment_are_not_recorded(tmp_path):
     with pytest.raises(ValueError, match=r"rag-01 is no prompt of ptd_alike, whose prompts are own:5-10"):
         experiments.record("ptd_alike", only=["rag:2"], folder=tmp_path)

@@ -54,12 +54,13 @@ def test_replay_is_the_real_run(name, model):
 def test_replay_of_another_text_is_another_run(model):
     """Negative control: trees that hang at the wrong places give other lengths."""
     draft, prompt = CausalLMDraft(near_copy(model)), PROMPTS[1]
-    rule = growth.chain(4)
+    rule = growth.DynaTree(3, 1, 0.01)
     real = decode(Target(model), TreeDrafter(draft, rule), verifiers.greedy, prompt, max_new_tokens=40)
     right = replay.record(Target(model), draft, LARGEST, prompt, real.tokens)
     shifted = replay.Recording(right.text, (*right.trees[1:], right.trees[0]), (*right.scores[1:], right.scores[0]))
     lengths = [len(step.verdict.path) for step in real.steps]
-    assert [turn.accepted for turn in replay.replay(shifted, growth.DynaTree(3, 1, 0.01))] != lengths
+    assert [turn.accepted for turn in replay.replay(right, rule)] == lengths
+    assert [turn.accepted for turn in replay.replay(shifted, rule)] != lengths
 
 
 def test_a_prefix_of_a_recording(model):
@@ -75,19 +76,6 @@ def test_a_prefix_of_a_recording(model):
         assert replay.along(recording, one, list(cuts)) == cuts
     with pytest.raises(ValueError, match="a recording of 30 tokens cannot be cut to 31"):
         recording.cut(31)
-
-
-def test_a_recording_survives_its_file(model, tmp_path):
-    draft, prompt, rule = CausalLMDraft(near_copy(model)), PROMPTS[1], growth.DynaTree(4, 3, 0.02)
-    real = decode(Target(model), TreeDrafter(draft, growth.chain(1)), verifiers.greedy, prompt, max_new_tokens=20)
-    recording = replay.record(Target(model), draft, LARGEST, prompt, real.tokens)
-    recording.save(tmp_path / "r.npz")
-    again = replay.Recording.load(tmp_path / "r.npz")
-    assert again.text == recording.text
-    assert replay.replay(again, rule) == replay.replay(recording, rule)
-    np.savez(tmp_path / "other.npz", text=[1])
-    with pytest.raises(ValueError, match="is no recording: it lacks max_depth, parents, scores, sizes, tokens"):
-        replay.Recording.load(tmp_path / "other.npz")
 
 
 def test_what_was_not_recorded_is_an_error():
@@ -212,9 +200,7 @@ def test_rules_along_one_recording(smollm2, monkeypatch):
     assert all(set(row) == set(replay.COLUMNS) for row in rows.values())
     for name in names:
         assert 1 <= rows[name]["steps"] <= 12
-        assert (
-            sum(json.loads(rows[name]["ranks"])) == rows[name]["nodes"] or "pct" in name
-        )  # pruned leaves have no rank
+        assert sum(json.loads(rows[name]["ranks"])) == rows[name]["nodes"]
     assert rows["vct"]["nodes"] > rows["pct 0.061"]["nodes"] > 0
     assert rows["pct 0.061,5,10,0.0"]["nodes"] >= rows["pct 0.061"]["nodes"]
     assert rows["salf 12,3,0.0,6"]["everywhere"] >= rows["salf 12,3,0.6,6"]["everywhere"]

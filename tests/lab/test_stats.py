@@ -42,6 +42,8 @@ def test_a_method_that_failed_is_counted_not_dropped_in_silence():
     found = stats.speed_ups(table)
     assert found.loc["ours", ["prompts", "failed"]].tolist() == [2, 1]
     assert found.loc["generate", ["prompts", "failed"]].tolist() == [3, 0]
+    table.loc[table["method"] == "ours", "status"] = "failed"
+    assert stats.speed_ups(table).loc["ours", ["prompts", "failed"]].tolist() == [0, 3]
 
 
 def test_a_baseline_without_a_run_is_named():

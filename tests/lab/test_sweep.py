@@ -167,8 +167,11 @@ def test_another_processor_is_said_and_kept_apart(tmp_path, log, monkeypatch, ca
     with monkeypatch.context() as patch:
         patch.setattr(provenance, "processor", lambda: "Another CPU, AVX")
         sweep.run("cell", sweep_cells.cell, blocks(log, (1,)), file)
+    capsys.readouterr()
     table = sweep.run("cell", sweep_cells.cell, blocks(log, (1, 2)), file)
-    assert f"has blocks of Another CPU, AVX; this is {here}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has blocks of Another CPU, AVX, cpu, " in said
+    assert f"; this is {here}, cpu, " in said
     assert table.groupby("depth")["processor"].agg(set).to_dict() == {1: {"Another CPU, AVX"}, 2: {here}}
 
 
@@ -216,6 +219,8 @@ def test_a_retry_that_fails_altogether_hides_nothing(tmp_path):
     table = sweep.run("cell", measure, [{"depth": 1}], file, retry=True)
     assert table["status"].tolist() == ["ok", "failed"]
     assert len(file.read_text().splitlines()) == 2
+    failed = lambda depth: [{"method": name, "status": "failed", "v": None} for name in "ab"]  # noqa: E731
+    assert sweep.run("cell", failed, [{"depth": 1}], file, retry=True)["status"].tolist() == ["ok", "failed"]
 
 
 def test_a_file_in_use_is_refused(tmp_path, log):

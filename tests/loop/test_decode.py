@@ -139,6 +139,7 @@ def test_same_seed_same_text_other_seed_other_text():
         ({"eos": "</s>"}, "ids must be a list of ints, got '</s>'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be a whole number, at least 1, got 0"),
         ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, at least 1, got 2.5"),
+        ({"max_new_tokens": 10.0}, "max_new_tokens must be a whole number, at least 1, got 10.0"),
         ({"temperature": -0.5}, "temperature must be at least 0"),
         ({"temperature": float("inf")}, "temperature must be at least 0 (0 is greedy) and finite, got inf"),
         ({"top_p": 0.0}, "top_p must be in (0, 1]"),

@@ -119,6 +119,11 @@ def test_hidden_states_ride_along():
     torch.testing.assert_close(target.model.lm_head(scores.hidden[-1]), scores.logits)
 
 
+def test_a_model_without_a_head_is_refused():
+    with pytest.raises(ValueError, match="it has no language-model head: load it with AutoModelForCausalLM"):
+        Target(llama().model)
+
+
 def test_bad_input_is_refused_before_any_forward():
     target = Target(llama())
     with pytest.raises(ValueError, match="token id 50 is outside the model's vocabulary of 50"):

@@ -182,6 +182,8 @@ BAD_TREES = {
         [-1, 0],
         r"tokens must be int64 of shape \(n,\), got torch.int32 \(2,\)",
     ),
+    "fractions": ([0, 1.9], [-1, 0], r"tokens must be int64 of shape \(n,\), got torch.float64 \(2,\)"),
+    "nested": ([[0, 1]], [-1], r"tokens must be int64 of shape \(n,\), got torch.int64 \(1, 2\)"),
     "batched": ([0], torch.tensor([[-1]]), r"parents must be .* \(n,\), got torch.int64 \(1, 1\)"),
 }
 

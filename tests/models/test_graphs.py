@@ -218,3 +218,19 @@ def test_the_control_without_positions_works_in_graphs_too():
 def test_settings_without_sense_are_refused(settings):
     with pytest.raises(ValueError, match="capacity and sizes must be at least 1"):
         Graphs(llama(), **settings)
+
+
+def test_a_model_in_training_is_recorded_without_dropout():
+    model = llama(attention_dropout=0.5)
+    right = text(model).tokens
+    graphs = Graphs(model.train(), capacity=128)
+    graphs.prepare()
+    assert text(model, graphs).tokens == right
+
+
+def test_graphs_of_another_model_are_refused():
+    graphs = Graphs(llama(1))
+    with pytest.raises(ValueError, match="these graphs are of another LlamaForCausalLM"):
+        Target(llama(), graphs=graphs)
+    with pytest.raises(ValueError, match="these graphs are of another LlamaForCausalLM"):
+        CausalLMDraft(llama(), graphs=graphs)

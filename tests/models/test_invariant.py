@@ -125,7 +125,8 @@ def test_experts_are_refused():
 
 
 def test_a_tree_that_is_too_deep_is_refused():
-    target = Target(llama(), graphs=Invariant(llama(), depth=3))
+    model = llama()
+    target = Target(model, graphs=Invariant(model, depth=3))
     target.prefill([1, 2])
     with pytest.raises(ValueError, match="a tree of 4 levels: Invariant"):
         target.forward(TokenTree([5, 6, 7, 8], [-1, 0, 1, 2]))

@@ -52,10 +52,12 @@ def test_words_say_what_the_numbers_are(ax):
     ]  # fmt: skip
 
 
-def test_a_line_has_the_verdict_the_number_and_the_words():
-    lines = show.told(TABLE.replace("slower", "slower " + "by far " * 20)).splitlines()
-    assert lines[0].split() == ["reproduced", "1.20", "[1.10,", "1.30]", "faster"]
-    assert lines[1].endswith("…")
+def test_a_claim_has_the_verdict_the_number_all_its_words_and_what_the_number_is():
+    table = TABLE.replace("slower", "slower " + "by far " * 20).assign(statistic="ratio", value="speed")
+    lines = show.told(table).splitlines()
+    assert lines[0].split() == ["reproduced", "1.20", "[1.10,", "1.30]", "faster", "(ratio", "of", "speed)"]
     assert max(map(len, lines)) <= 120
-    assert lines[3].split() == ["same", "setting", "3", "of", "3", "cases", "theorem"]
-    assert lines[4].split() == ["not", "attempted", "elsewhere"]
+    assert " ".join(lines[1:3]).split()[4:] == ["slower", *20 * ["by", "far"], "(ratio", "of", "speed)"]
+    assert lines[2].startswith(" " * 37)
+    assert lines[4].split() == ["same", "setting", "3", "of", "3", "cases", "theorem"]
+    assert lines[5].split() == ["not", "attempted", "elsewhere"]

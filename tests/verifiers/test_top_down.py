@@ -399,6 +399,18 @@ def test_logits_are_no_probabilities(verifier, value):
         verifier(Draft(CHAIN, THIRDS, SWOR), torch.full((3, 3), value), RandomCoins())
 
 
+@pytest.mark.parametrize("verifier", [rrs, rrsw, token_level, block, traversal])
+def test_q_must_be_probabilities_too(verifier):
+    for q in (THIRDS.log(), 6 * THIRDS, torch.full((3, 3), torch.nan)):
+        with pytest.raises(ValueError, match=r"q holds (-1\.\d+|2\.0|nan), which is no probability"):
+            verifier(Draft(CHAIN, q, SWOR), THIRDS, RandomCoins())
+
+
+def test_target_and_draft_share_a_device():
+    with pytest.raises(ValueError, match="q is on meta and p on cpu"):
+        rrsw(Draft(CHAIN, THIRDS.to("meta"), SWOR), THIRDS, RandomCoins())
+
+
 def test_a_growth_that_prunes_refuses_sampled_trees():
     pruning = SimpleNamespace(prunes=True)
     for drawn in (IID, SWOR):
