@@ -207,6 +207,13 @@ def test_a_model_in_training_is_scored_without_dropout_and_goes_on_training():
     assert list(out.tokens) == generated(model.eval(), [5, 6], 20)
 
 
+def test_the_ids_of_a_cut_draft_model_stand_whatever_the_vocabulary():
+    ids = torch.arange(10, 60)
+    draft = CausalLMDraft(llama(1), vocabulary=70, ids=ids)
+    assert draft.ids is ids
+    assert draft.columns == 50
+
+
 def test_a_draft_model_with_a_smaller_context_says_so():
     small = own_draft(llama(1, max_position_embeddings=16), growth.chain(4))
     with pytest.raises(ValueError, match="the draft model's context of 16 is full"):
