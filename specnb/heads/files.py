@@ -21,7 +21,8 @@ FOLDER = files.DATA / "drafts"
 def fingerprint(model: PreTrainedModel) -> str:
     """A short name for a target's weights, the same in float32 and bf16: what a head was trained for.
 
-    Sixty-four evenly spaced rows of every matrix enter it, so that any fine-tune has a name of its own.
+    Evenly spaced rows of every matrix enter it, at least 64 where there are so many, so that any fine-tune has a name
+    of its own.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
@@ -61,11 +61,17 @@ class Spec:
             attention_heads=heads,
             key_heads=keys or heads,
             head_width=width or config.hidden_size // heads,
-            mlp=config.intermediate_size * {"vdm": 3, "eagle3": 4}.get(kind, 6) // 6,
+            mlp=_inner_width(config) * {"vdm": 3, "eagle3": 4}.get(kind, 6) // 6,
             theta=float(theta),
             epsilon=getattr(config, "rms_norm_eps", 1e-5),
             **reads,
         )
+
+
+def _inner_width(config: PreTrainedConfig) -> int:
+    """Of a layer's MLP, whatever the model family calls it."""
+    named = (getattr(config, name, None) for name in ("intermediate_size", "n_inner", "ffn_hidden_size"))
+    return next(filter(None, named), 4 * config.hidden_size)
 
 
 class Layer(nn.Module):
@@ -234,7 +240,9 @@ class Frozen:
 
     @classmethod
     def of(cls, model: PreTrainedModel, ids: Tensor) -> "Frozen":
-        output = model.get_output_embeddings().weight.detach()
+        if getattr(last := model.get_output_embeddings(), "bias", None) is not None:
+            raise ValueError(f"the output matrix of {type(model).__name__} has a bias, which heads leave out")
+        output = last.weight.detach()
         if len(ids) == 0 or (ids.diff() <= 0).any() or not 0 <= int(ids[0]) <= int(ids[-1]) < len(output):
             raise ValueError(f"a reduced vocabulary is rising token ids below {len(output)}, got {ids[:3].tolist()}…")
         ids = ids.to(output.device)
@@ -269,12 +277,15 @@ class HeadModel(nn.Module):
         return CausalLMOutput(logits=self.output(self.norm[0](out[:, -logits_to_keep:])), hidden_states=(out,))
 
 
+FINAL_NORMS = "norm", "final_layer_norm", "final_layernorm", "ln_f", "layer_norm"
+
+
 def final_norm(model: PreTrainedModel) -> nn.Module:
     """The norm between a model's last layer and its output matrix, by the names transformers gives it."""
-    for name in ("norm", "final_layer_norm", "ln_f"):
+    for name in FINAL_NORMS:
         if hasattr(model.base_model, name):
             return getattr(model.base_model, name)
-    raise ValueError(f"{type(model.base_model).__name__} has no final norm by the name norm, final_layer_norm or ln_f")
+    raise ValueError(f"{type(model.base_model).__name__} has no final norm by a name of {', '.join(FINAL_NORMS)}")
 
 
 class Scattered(nn.Module):

@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import deepcopy
 from functools import cache, partial, wraps
 from types import SimpleNamespace
 
@@ -22,16 +22,16 @@ import psutil
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specnb import heads, models, verifiers
 from specnb.decode import Drafter, decode, now, steps
 from specnb.drafters import DraftModel
 from specnb.exact.gallery import Unpositioned
 from specnb.lab import methods
-from specnb.models import Graphs, Invariant, files, prompts
+from specnb.models import Graphs, Invariant, files, generate, prompts
 from specnb.models.graphs import SIZES
-from specnb.target import Target, token_ids
+from specnb.target import Target
 from specnb.tree import TokenTree
 
 PHASES = ("draft", "target", "verify", "commit")
@@ -148,20 +148,6 @@ def machine(pair: models.Pair, head: str, capacity: int) -> tuple[np.ndarray, fl
 def text(tokens: Sequence[int]) -> str:
     """A short hash of a text."""
     return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:16]
-
-
-@torch.no_grad()
-def generate(pair: models.Pair, ids: Sequence[int], length: int, *, whole: bool = False, **options) -> list[int]:
-    """New tokens of transformers' generate, greedy unless options say more; whole: end tokens are text.
-
-    Of the model's own generation config only the end of text counts: no penalty or filter that our loop does not have.
-    """
-    model, own = copy(pair.target), pair.target.generation_config  # the same weights; some configs carry penalties
-    end = len(pair.tokenizer) if whole else own.eos_token_id  # an id that never comes
-    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=own.pad_token_id)
-    prompt = torch.tensor([token_ids(ids)], device=model.device)
-    settings = {"do_sample": False, "max_new_tokens": length, "attention_mask": torch.ones_like(prompt), **options}
-    return model.generate(prompt, **settings)[0, prompt.shape[1] :].tolist()
 
 
 # ---- timing ---------------------------------------------------------------------------------------------------

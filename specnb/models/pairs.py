@@ -4,16 +4,24 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)  # fmt: skip
 from transformers.utils import logging as hf_logging
 
 from specnb.models import EMBEDDED, PAIRS, files, packing
-from specnb.target import Target
+from specnb.target import Target, token_ids
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,20 @@ class Pair:
     def pieces(self, tokens) -> list[str]:
         """Each token's own text, spaces and line ends made visible: for labels in figures."""
         return [self.tokenizer.decode([t]).replace(" ", "␣").replace("\n", "⏎") for t in tokens]
+
+
+@torch.no_grad()
+def generate(pair: Pair, ids: Sequence[int], length: int, *, whole: bool = False, **options) -> list[int]:
+    """New tokens of transformers' generate, greedy unless options say more; whole: end tokens are text.
+
+    Of the model's own generation config only the end of text counts: no penalty or filter that our loop does not have.
+    """
+    model, own = copy(pair.target), pair.target.generation_config  # the same weights; some configs carry penalties
+    end = len(pair.tokenizer) if whole else own.eos_token_id  # an id that never comes
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=own.pad_token_id)
+    prompt = torch.tensor([token_ids(ids)], device=model.device)
+    settings = {"do_sample": False, "max_new_tokens": length, "attention_mask": torch.ones_like(prompt), **options}
+    return model.generate(prompt, **settings)[0, prompt.shape[1] :].tolist()
 
 
 def device() -> torch.device:

@@ -47,6 +47,7 @@ def run(options: Namespace) -> None:
     """What the command line asks for."""
     import torch  # now: torch and transformers take seconds
 
+    from specnb.heads.modules import final_norm
     from specnb.models import files, provenance
     from specnb.training import corpus, openings, recipes, runs, writing
 
@@ -54,10 +55,12 @@ def run(options: Namespace) -> None:
     wanted = {name: recipes.named(name) for name in getattr(options, "names", ())}
     command = provenance.command("specnb.training")
     pair = models.load_pair(options.pair, dtype=options.dtype)
+    final_norm(pair.target)  # ValueError on a target for which no head can be trained, before the first hour is spent
     home = files.DATA if pair.name == models.EMBEDDED else Path(f"drafts_of_{Path(pair.name).resolve().name}")
     free, guided, text, drafts = (home / part for part in ("corpus", "corpus/guided", "corpus/held_out.npz", "drafts"))
     if options.what == "corpus":
-        pair.target.set_attn_implementation("specnb_grouped")
+        if pair.target.config._attn_implementation == "sdpa":  # others add terms to scores that it does not know
+            pair.target.set_attn_implementation("specnb_grouped")
         folder, begun = (guided, openings.openings()) if options.guided else (free, ())
         longer = {"question_temperature": 0.8, "longest_question": 160} if options.guided else {}
         terms = {"settings": writing.Settings(rows=options.rows, **longer), "seed": options.seed, "openings": begun}

@@ -46,7 +46,10 @@ def score(model: PreTrainedModel, text: Tensor, roots: Tensor, first: Tensor, se
 
 
 def choose_roots(data: Features, dialogues: Sequence[int], m: int, seed: int) -> tuple[list[int], Tensor]:
-    """m rows of the answer in each dialogue that has as many, drawn without replacement; (kept dialogues, (B, m))."""
+    """m rows of what counts as answer in each dialogue that has as many, drawn without replacement.
+
+    Returns the kept dialogues and (B, m) rows.
+    """
     rng, kept, roots = np.random.default_rng(seed), [], []
     for i in dialogues:
         low, high = int(data.answer[i] - data.start[i]) - 1, int(data.start[i + 1] - data.start[i]) - 1

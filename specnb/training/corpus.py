@@ -75,7 +75,7 @@ def _shards(folder: Path, count: int | None = None) -> Iterator[list[writing.Dia
         if not path.exists() or files.sha256(path) != entry["sha256"]:
             raise ValueError(
                 f"{path} is missing or damaged: restore it, or delete it and its entry in manifest.json, "
-                f"and run `python -m specnb.training corpus` again"
+                f"and run its command again, with --tokens above what is left: {entry['command']}"
             )
         yield read(path)
 

@@ -1,4 +1,4 @@
-"""How good a head is on held-out text: agreement by depth, and τ of greedy chains, exactly, by replay.
+"""How good a head is on held-out text: agreement by depth, and τ of greedy chains, by replay (states are bf16).
 
 Decoding greedily, the target's text does not depend on the draft. So teacher-forced predictions at every (root,
 depth) of the recorded text say which chain would have been accepted anywhere, without decoding again.
@@ -34,10 +34,10 @@ def answer_greedily(pair: models.Pair, texts: Sequence[str], *, new_tokens: int 
     (before, after), found = writing.template(pair.tokenizer), []
     for text in tqdm(texts, desc="held-out answers", disable=files.QUIET):
         prompt = pair.encode(text) if after else [*before, *pair.tokenizer(text, add_special_tokens=False)["input_ids"]]
-        ids = torch.tensor([prompt], device=pair.target.device)
-        out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens)
-        question, answer = prompt[len(before) : len(prompt) - len(after)], out[0, len(prompt) :].tolist()
-        found.append(writing.Dialogue(tuple(question), tuple(answer), True))
+        question = prompt[len(before) : len(prompt) - len(after)]
+        if [*before, *question, *after] != prompt:
+            raise ValueError("the chat template's parts are other tokens on their own than around a question")
+        found.append(writing.Dialogue(tuple(question), tuple(models.generate(pair, prompt, new_tokens)), True))
     return found
 
 

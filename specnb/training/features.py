@@ -29,7 +29,7 @@ from specnb.training import writing
 
 CHUNK = 256  # dialogues
 BATCH = 2048  # padded tokens in a forward pass
-TOP = 10  # the teacher's likeliest tokens kept for HASS's loss and for agreement
+TOP = 10  # the teacher's likeliest tokens kept for HASS's loss and TALF's trees
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt and answer
 

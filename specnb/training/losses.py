@@ -160,10 +160,11 @@ def hass_loss(
     """HASS: cross-entropy, regression and the teacher's ten likeliest tokens at depths 1 to 3, averaged.
 
     Each depth is fed the draft's own features, see ``eagle_pass``; no noise is added. Where the dialogues carry trees,
-    depths from 2 on count below their roots only: as many drafted rows as TALF has on each level of trees of width 1.
+    depths from 2 on count below their roots only: as TALF's rows do on each level of trees of width 1.
     """
     best_p = batch.best_p.float()
-    top_rows = torch.einsum("bnk,bnkw->bnw", best_p, frozen.rows[batch.best].float())  # Σ over the top ten of p(x) w_x
+    # Σ over the top ten of p(x) w_x, exactly: as a product of matrices autocast would round it
+    top_rows = (best_p[..., None] * frozen.rows[batch.best].float()).sum(-2)
     soft, mass, total = batch.soft + top_rows, 1 + best_p.sum(-1), 0.0
     for below, out in enumerate(eagle_pass(head, batch.embedded(frozen), batch.hidden[-1], depth)):
         rows = batch.below_roots(below) if below and batch.branches else batch.answers

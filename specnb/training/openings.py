@@ -14,7 +14,7 @@ WORDS = files.DATA / "corpus" / "openings.json"
 
 
 def openings(count: int = 6000, seed: int = 0) -> list[str]:
-    """First words of questions: two in five about code, three in ten sums, the others of five kinds; same every time.
+    """First words of questions: two in five about code, three in ten sums, the others of three kinds; same every time.
 
     None ends with a space, so that the words that follow are tokenised as usual, unless the target starts a word
     of its own (after a passage's heading).

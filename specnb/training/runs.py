@@ -24,7 +24,8 @@ HELD_OUT = corpus.FOLDER / "held_out.npz"
 def sequences(pair: models.Pair, dialogues: Sequence[Dialogue], *, questions: bool = False) -> list[features.Text]:
     """(prompt, answer) token ids of dialogues, the chat template put back around the question.
 
-    questions: what follows the template's opening counts as answer, for the target has written that too.
+    questions: what follows the template's opening counts as answer, for the target has written that too (all but the
+    template between question and answer, and the first words of guided questions).
     """
     before, after = map(list, writing.template(pair.tokenizer))
     if questions:
@@ -82,7 +83,7 @@ def train(
     if card.exists() and _facts(card).get("terms") == terms:
         print(f"{name} is trained already on these terms: {card}")
         return
-    run = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:8]
+    run = hashlib.sha256(json.dumps([terms, str(pair.target.dtype)]).encode()).hexdigest()[:8]
     checkpoint = files.cache_dir() / "training" / f"{name}-{run}.pt"
     read = recipe.layers(pair.target)
     data = corpus_features(pair, dialogues, ids, sorted({*read, *layers}), questions=True)
@@ -92,6 +93,7 @@ def train(
     head = (heads.MODULES[recipe.kind](spec) if new else head).to(pair.target.device, torch.float32).train()
     if new:
         starts.begin(head, pair.target, frozen, data)
+    data = replace(data, hidden={layer: data.hidden[layer] for layer in spec.layers})
     if recipe.roots:
         trees = branches.compute(pair.target, frozen, data, range(len(data)), k=recipe.trees, m=recipe.roots)
         data = replace(data, trees=trees)
@@ -114,8 +116,8 @@ def train(
         "terms": terms,
         **provenance.facts(command),
     }
-    heads.save(head, spec, ids, facts, out / name)
     files.write(out / f"{name}.csv", pd.DataFrame(curve).to_csv(index=False, float_format="%.5g"))
+    heads.save(head, spec, ids, facts, out / name)  # the card comes last: it says that all is there
     checkpoint.unlink()
 
 
@@ -200,7 +202,8 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
         known[path.name] = sha
         for name, new in (("by_prompt", table), ("by_rank", pd.DataFrame(ranks))):
             others = tables[name][tables[name]["head"] != path.name]
-            tables[name] = pd.concat([part for part in (others, new) if len(part)], ignore_index=True)
+            parts = [part for part in (others, new) if len(part)]
+            tables[name] = pd.concat(parts, ignore_index=True) if parts else others
         files.write(card, files.to_json({**_facts(card), "held_out": figures}))
         for name in ("held_out", "by_rank", "by_prompt"):  # the last says what is known: a killed run measures again
             table = evaluation.summed(tables["by_prompt"]) if name == "held_out" else tables[name]

@@ -23,13 +23,14 @@ def from_target(head: nn.Module, model: PreTrainedModel) -> None:
     beside Llama's parts (biases of queries and keys) is left out; an edd or a vdm beside a target whose layers lack
     some of them begins at random.
     """
-    layers = getattr(model.base_model, "layers", [None])
-    like_llama = hasattr(getattr(layers[0], "self_attn", None), "q_proj") and hasattr(layers[0].mlp, "gate_proj")
-    if isinstance(head, Vdm) and like_llama:
-        for ours, theirs in zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True):
-            narrowed = _narrowed(theirs.state_dict(), len(ours.mlp.gate_proj.weight))
-            ours.load_state_dict({name: narrowed[name] for name in ours.state_dict()})
-    if isinstance(head, Edd) and like_llama:
+    layers = [layer.state_dict() for layer in getattr(model.base_model, "layers", ())]
+    if isinstance(head, Vdm) and layers:
+        pairs = [*zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True)]
+        if all(ours.state_dict().keys() <= theirs.keys() for ours, theirs in pairs):
+            for ours, theirs in pairs:
+                narrowed = _narrowed(theirs, len(ours.mlp.gate_proj.weight))
+                ours.load_state_dict({name: narrowed[name] for name in ours.state_dict()})
+    if isinstance(head, Edd) and layers:
         _copy(head.layer, layers[-1])
     if isinstance(head, Eagle | Eagle3):
         for part in (head.layer.o_proj.weight, head.layer.down_proj.weight):
@@ -44,9 +45,11 @@ def _narrowed(layer: dict[str, Tensor], inner: int) -> dict[str, Tensor]:
     return layer | {name: layer[name].index_select(1 - dim, kept) for name, dim in ways.items()}
 
 
-def _copy(layer: nn.Module, theirs: nn.Module) -> None:
-    """A layer of the target's; key heads that it shares among query heads become copies."""
-    found = {name.removeprefix("self_attn.").removeprefix("mlp."): w for name, w in theirs.state_dict().items()}
+def _copy(layer: nn.Module, theirs: dict[str, Tensor]) -> None:
+    """The target's layer, if it has all that ours has; key heads that it shares among query heads become copies."""
+    found = {name.removeprefix("self_attn.").removeprefix("mlp."): weight for name, weight in theirs.items()}
+    if not layer.state_dict().keys() <= found.keys():
+        return
     for name in ("k_proj.weight", "v_proj.weight"):
         shared = found[name].unflatten(0, (-1, layer.spec.head_width))
         found[name] = shared.repeat_interleave(layer.spec.key_heads // len(shared), 0).flatten(0, 1)
@@ -70,7 +73,7 @@ def foretell(head: Eagle | Eagle3, frozen: Frozen, data: Features) -> None:
     before = [data.hidden[layer][rows - 1].to(frozen.rows.device).float() for layer in head.layer.spec.layers]
     y = data.hidden[-1][rows].to(before[0])
     if isinstance(head, Eagle3):
-        head.fc.weight.copy_(_even_ridge(torch.cat(before, 1), y / frozen.norm.weight.float()).T)
+        head.fc.weight.copy_(_even_ridge(torch.cat(before, 1), _before_norm(frozen, y)).T)
         return
     x = torch.cat([_embedded(frozen, data, rows), *before], 1)
     weight = _even_ridge(x - x.mean(0), y - y.mean(0))  # (2 · width, width)
@@ -93,7 +96,7 @@ def look(head: Edd, frozen: Frozen, data: Features) -> None:
     old = torch.randint(1, 3, (len(rows),), generator=torch.Generator().manual_seed(1))
     embedded = _embedded(frozen, data, rows)
     parts = [layer.input_layernorm(embedded)]
-    following = data.hidden[-1][rows].to(embedded) / frozen.norm.weight.float() - embedded
+    following = _before_norm(frozen, data.hidden[-1][rows].to(embedded)) - embedded
     scores, ones = [_falling(spec, slope=3.0, steep=6, first=0)], torch.arange(spec.head_width) < spec.head_width // 2
     if hidden_layer is not None:
         parts.append(layer.input_layernorm(data.hidden[hidden_layer][rows - old].to(embedded)))
@@ -118,6 +121,14 @@ def look(head: Edd, frozen: Frozen, data: Features) -> None:
         layer.v_proj.weight[place] = values.T
     output = _ridge(torch.cat(carried, 1), following)
     layer.o_proj.weight[:, : len(output)] = output.T
+
+
+def _before_norm(frozen: Frozen, states: Tensor) -> Tensor:
+    """States that left the final norm as they entered it, up to their length; ones and minus ones show its gains and
+    shifts, whatever it makes of its weights."""
+    signs = 1 - 2 * (torch.arange(states.shape[-1]) % 2).to(frozen.rows)
+    ahead, back = (frozen.norm(sign[None]).float() for sign in (signs, -signs))
+    return (states - (ahead + back) / 2) / ((ahead - back) / 2 * signs)
 
 
 def _sample(data: Features) -> Tensor:
