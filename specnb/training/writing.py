@@ -137,8 +137,7 @@ def dialogues(
     openings: token ids that questions begin with, one of them drawn for each; without any the question is free.
     """
     before, after = template(tokenizer)
-    ends, rows, start = {*after[:1], *eos_ids(model)}, settings.rows, len(before) - 1  # of questions
-    last = ends & {*eos_ids(model), *tokenizer.all_special_ids}  # of answers, which may hold a template's plain words
+    ends, rows, start = {*after[:1], *eos_ids(model)}, settings.rows, len(before) - 1
     length = len(before) + settings.longest_question + len(after) + settings.longest_answer
     device = model.device
     places = torch.zeros(rows, dtype=torch.int64, device=device)  # where each row's next token goes
@@ -180,7 +179,7 @@ def dialogues(
                 row.answer = [] if whole else None
             else:
                 row.answer.append(token)
-                again = token in last or len(row.answer) == settings.longest_answer
+                again = token in ends or len(row.answer) == settings.longest_answer
                 if again:
                     yield Dialogue(tuple(row.question), tuple(row.answer), row.greedy)
             if again:

@@ -112,6 +112,8 @@ def test_reports_are_recorded(pair, dialogues, hasty, tmp_path, monkeypatch):
     runs.train(
         pair, "medusa", "test", dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path / "more"
     )
+    runs.report(pair, "test", folder=tmp_path / "more", out=tmp_path / "alone")  # no head in it that has ranks
+    assert pd.read_csv(tmp_path / "alone" / "heads_held_out.csv")["head"].unique().tolist() == ["medusa"]
     with monkeypatch.context() as patch:
         patch.setattr(evaluation, "by_rank", None)  # would be called again for a head that is not known
         for folder in (tmp_path / "more", tmp_path):
