@@ -11,6 +11,7 @@ direction: above, below or within the bound; reason: why not attempted, or how o
 An exact claim names a function of FACTS under methods, whose cases all have to hold.
 """
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -63,14 +64,16 @@ def plan(paper: str) -> pd.DataFrame:
 
 def reading() -> Callable:
     """A function from a claim's row to the ``values`` it is judged by, or None until all it compares is recorded: every
-    block of its experiment, or the heads by name. It reads each recording once, however many rows are asked."""
+    block of its experiment, or the heads by name, as they are now. It reads each recording once, however many rows."""
     read, missing = cache(values), cache(experiments.missing)
 
     def compared(row) -> pd.DataFrame | None:
         if row.experiment != "heads":
             return None if missing(row.experiment) else read(row.experiment)
-        there = (experiments.RESULTS / "heads_by_prompt.csv").exists()
-        return read("heads") if there and set(row.methods.split(" ; ")) <= set(read("heads")["method"]) else None
+        names, facts = row.methods.split(" ; "), experiments.RESULTS / "heads_by_prompt.json"
+        known = json.loads(facts.read_text(encoding="utf-8"))["head_sha256"] if facts.exists() else {}
+        there = set(names) <= known.keys() and not experiments.replaced([{name: known[name] for name in names}])
+        return read("heads") if there else None
 
     return compared
 

@@ -188,14 +188,14 @@ def stale(folder: Path = RESULTS) -> dict[str, str]:
             elif odd := _columns(table) ^ (CELLS[EXPERIMENTS[path.stem].cell][1] - {"status", "error"}):
                 reason = f"unknown or missing columns {', '.join(sorted(odd))}"
             else:
-                reason = _heads([json.loads(text) for text in set(table["heads"])])
+                reason = replaced([json.loads(text) for text in set(table["heads"])])
         else:
             facts = json.loads(path.read_text(encoding="utf-8"))
             runs = facts.get("runs", [facts])
             gone = [r for r in runs if r["command"].split()[2:3] != ["specnb.training"]
                     or r["command"].split()[3] not in TRAINING]  # fmt: skip
             used = [run.get("head_sha256", {}) for run in runs]
-            reason = "its command is gone" if gone else _heads(used) if all(used) else "it names no heads"
+            reason = "its command is gone" if gone else replaced(used) if all(used) else "it names no heads"
         if reason:
             found[path.name] = reason
     return found
@@ -209,7 +209,7 @@ def _columns(table: pd.DataFrame) -> set[str]:
     return set(table.columns) - own - settings
 
 
-def _heads(used: Sequence[dict[str, str]]) -> str:
+def replaced(used: Sequence[dict[str, str]]) -> str:
     """In words, which heads are other files now; nothing if all are those of the committed cards, variants' too."""
     cards = {card.stem: card for folder in ("variants", ".") for card in (heads.FOLDER / folder).glob("*.json")}
     names = {name for each in used for name in each if name.partition("@")[0] in cards}

@@ -95,7 +95,7 @@ def load_pair(
 ) -> Pair:
     """Load a target with its tokenizer, and a draft model if the pair has one.
 
-    name: a key of PAIRS, a hub name or a local folder; draft: hub name or folder, in place of the pair's own.
+    name: a key of PAIRS, a hub name or a local folder; draft: likewise, in place of the pair's own.
     dtype: None takes bfloat16 on a device that has kernels for it, else float32, packed on a CPU, and says which.
     device: None takes cuda when there; "auto" spreads a large model over all GPUs.
     packed: lay the weights out for the CPU's kernels (``packing.pack``): the same, faster.
@@ -112,7 +112,7 @@ def load_pair(
         print(f"{name}: {dtype}{', packed weights' if packed else ''} on {where}")
     kind = globals()["dtype"](dtype)
     target_name, draft_name = PAIRS.get(name, (name, None))
-    draft_name = draft or draft_name
+    draft_name = PAIRS[draft][0] if draft in PAIRS else draft or draft_name
     target, tokenizer = _load(target_name, kind, where, packed)
     if check:
         print(f"{name} scores trees as their paths, exact to {Target(target).check():.0e} of the largest logit")
