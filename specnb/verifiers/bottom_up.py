@@ -13,15 +13,7 @@ from torch import Tensor
 from specnb.sampling import Coins
 from specnb.tree import Draft, Drawn, Verdict
 from specnb.verifiers.base import (
-    check,
-    choose,
-    draft_probabilities,
-    drawn_from,
-    is_chain,
-    over_columns,
-    probabilities,
-    struck,
-    toss,
+    check, choose, draft_probabilities, drawn_from, is_chain, over_columns, probabilities, struck, toss,
 )  # fmt: skip
 
 

@@ -14,16 +14,7 @@ from torch import Tensor
 from specnb.sampling import Coins, likeliest, residual
 from specnb.tree import Draft, Drawn, Trial, Verdict
 from specnb.verifiers.base import (
-    check,
-    choose,
-    draft_probabilities,
-    drawn_from,
-    is_chain,
-    need,
-    over_columns,
-    probabilities,
-    toss,
-    without,
+    check, choose, draft_probabilities, drawn_from, is_chain, need, over_columns, probabilities, toss, without,
 )  # fmt: skip
 
 Judge = Callable[[int, list[Trial]], tuple[int | None, int | None]]
