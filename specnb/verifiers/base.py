@@ -54,26 +54,15 @@ def toss(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bo
     return accepted
 
 
-def probabilities(draft: Draft, p: Tensor) -> list[float]:
-    """What the target gives every node's token behind its parent, up to the last node that stands for election.
+def probabilities(draft: Draft, law: Tensor, name: str = "p") -> list[float]:
+    """What p, or q, gives every node's token behind its parent, up to the last node that stands for election.
 
     ValueError where that is no probability, such as NaN: comparisons would take it for a one.
     """
-    return _behind_parents(draft, p, draft.tree.tokens, "p", "target")
-
-
-def draft_probabilities(draft: Draft) -> list[float]:
-    """What q gives every node's token behind its parent, likewise; 1 for a POINT draft, which has no q."""
-    if draft.drawn is Drawn.POINT:
-        return [1.0] * draft.candidate_rows
-    return _behind_parents(draft, draft.q, draft.columns, "q", "draft")
-
-
-def _behind_parents(draft: Draft, law: Tensor, columns: Tensor, name: str, whose: str) -> list[float]:
-    rows = slice(draft.candidate_rows)
+    rows, columns = slice(draft.candidate_rows), draft.tree.tokens if name == "p" else draft.columns
     found = law[draft.tree.parents[rows].clamp_min(0), columns[rows]].double().tolist()
     if odd := [chance for chance in found if not 0 <= chance < 1.001]:
-        raise ValueError(f"{name} holds {odd[0]}, which is no probability: are there NaN in the {whose}'s logits?")
+        raise ValueError(f"{name} holds {odd[0]}, which is no probability: are there NaN in the logits?")
     return found
 
 

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins
 from specnb.tree import Draft, Drawn, Verdict
-from specnb.verifiers.base import (
-    check, choose, draft_probabilities, drawn_from, is_chain, over_columns, probabilities, struck, toss,
-)  # fmt: skip
+from specnb.verifiers.base import check, choose, drawn_from, is_chain, over_columns, probabilities, struck, toss
 
 
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
@@ -138,7 +136,8 @@ def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
 
 def ratios(draft: Draft, p: Tensor) -> list[float]:
     """p(x)/q(x) of every node's token under the untouched laws of its parent; p(x) for a POINT draft."""
-    return [*map(_ratio, probabilities(draft, p), draft_probabilities(draft))]
+    above = probabilities(draft, p)
+    return above if draft.drawn is Drawn.POINT else [*map(_ratio, above, probabilities(draft, draft.q, "q"))]
 
 
 def _ratio(px: float, qx: float) -> float:

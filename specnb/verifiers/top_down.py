@@ -13,9 +13,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins, likeliest, residual
 from specnb.tree import Draft, Drawn, Trial, Verdict
-from specnb.verifiers.base import (
-    check, choose, draft_probabilities, drawn_from, is_chain, need, over_columns, probabilities, toss, without,
-)  # fmt: skip
+from specnb.verifiers.base import check, choose, drawn_from, is_chain, need, over_columns, probabilities, toss, without
 
 Judge = Callable[[int, list[Trial]], tuple[int | None, int | None]]
 
@@ -107,7 +105,7 @@ def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool)
     check(draft, p)
     if not any(draft.candidates):
         return Verdict((), coins.choose(p[0]))
-    p_child, q_child, columns = probabilities(draft, p), draft_probabilities(draft), draft.columns.tolist()
+    p_child, q_child, columns = probabilities(draft, p), probabilities(draft, draft.q, "q"), draft.columns.tolist()
 
     def judge(node: int, trials: list[Trial]) -> tuple[int | None, int | None]:
         law = q = None  # the current p and q of this node over columns; untouched until the first rejection
