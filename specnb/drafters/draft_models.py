@@ -122,9 +122,8 @@ class CausalLMDraft:
         own = model.get_output_embeddings().weight.shape[0]
         if ids is not None and len(ids) != own:
             raise ValueError(f"ids must name the model's {own} output rows, got {len(ids)}")
-        self.columns, self.ids = own, ids
-        if vocabulary and ids is None:
-            self.columns, self.ids = min(own, vocabulary), torch.arange(own) if own < vocabulary else None
+        self.columns = min(own, vocabulary or own) if ids is None else own
+        self.ids = torch.arange(own) if ids is None and vocabulary and own < vocabulary else ids
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         self.forwards.begin()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
@@ -51,7 +51,7 @@ class Spec:
         two of them are no larger than another head, and an eagle3, whose layer reads two states, two thirds of it.
         """
         config = model.config.get_text_config()
-        heads = config.num_attention_heads
+        heads, inner = config.num_attention_heads, getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
         keys, width = (getattr(config, name, None) for name in ("num_key_value_heads", "head_dim"))
         keys = heads if kind == "edd" else keys
         theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)
@@ -61,17 +61,11 @@ class Spec:
             attention_heads=heads,
             key_heads=keys or heads,
             head_width=width or config.hidden_size // heads,
-            mlp=_inner_width(config) * {"vdm": 3, "eagle3": 4}.get(kind, 6) // 6,
+            mlp=inner * {"vdm": 3, "eagle3": 4}.get(kind, 6) // 6,
             theta=float(theta),
             epsilon=getattr(config, "rms_norm_eps", 1e-5),
             **reads,
         )
-
-
-def _inner_width(config: PreTrainedConfig) -> int:
-    """Of a layer's MLP, whatever the model family calls it."""
-    named = (getattr(config, name, None) for name in ("intermediate_size", "n_inner", "ffn_hidden_size"))
-    return next(filter(None, named), 4 * config.hidden_size)
 
 
 class Layer(nn.Module):

@@ -23,8 +23,7 @@ from specnb.lab.paper import PAPERS
 from specnb.lab.values import priced, values
 
 SHORT = tuple(f"{paper.partition('_')[0]}_" for paper in PAPERS)  # how the names of their functions begin
-ROOMS = theorems, as_printed, arithmetic
-FACTS = {name: found for room in ROOMS for name, found in vars(room).items() if name.startswith(SHORT)}
+FACTS = {n: f for room in (theorems, as_printed, arithmetic) for n, f in vars(room).items() if n.startswith(SHORT)}
 COLUMNS = (
     "claim", "where", "says", "effect", "experiment", "rows", "value", "methods", "statistic", "at", "direction",
     "bound", "reason",

@@ -60,13 +60,11 @@ def verifiers_block(
     dtype: str = "float32",
     packed: bool = False,
 ) -> list[dict[str, object]]:
-    """``compare`` on one prompt for every head and shape ("kary 2,5", "eagle_25"); one row a head, shape and rule.
+    """``compare`` on one prompt for every head and shape ("kary 2,5", "eagle_25"), of less than ROOM levels; one row a
+    head, shape and rule.
 
     Columns: method ("head:shape"), rule, steps, and means over steps of tau, given and nodes.
     """
-    for shape in shapes:
-        if (deepest := max(map(len, getattr(methods.rule(shape), "paths", ((),))))) >= ROOM:
-            raise ValueError(f"{shape!r} has {deepest} levels, at most {ROOM - 1} are never cut by a text's end")
     found, rows = loaded(pair, dtype, packed), []
     ids = found.encode(prompts.text(prompt))
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed}

@@ -308,22 +308,6 @@ def traversal_self_similarity() -> list[bool]:
     return cases
 
 
-def traversal_longer_on_trees() -> list[bool]:
-    """On trees, too, traversal is expected to accept at least what RRSw does. Not claimed: Theorem 3.4 is about chains.
-
-    Cases: an uneven tree in two worlds, where it is so, and a fork, where it is not: below a node of survival s, one of
-    two siblings is accepted with less than s times the chance that they have below one of survival 1.
-    """
-    p = _model(0, 0.4, 0.1, 0.5, after={(): (0.7, 0.3, 0, 0)})
-    q = _model(0.8, 0, 0.1, 0.1, after={(): (1, 0, 0, 0)})
-    fork, rules = Static(((0,), (0, 0), (0, 1))), (textbook.traversal, textbook.rrsw)
-    cases = []
-    for shape, world in [*product([gallery.UNEVEN], (TABLE_1, *gallery.worlds(1))), (fork, (p, q))]:
-        longer, shorter = (exact.expectation(_accepted(rule, shape, *world), len) for rule in rules)
-        cases.append(longer > shorter - 1e-9)
-    return cases
-
-
 def salf_theorem_1() -> list[bool]:
     """Theorem 1: the probability S_i that the i-th draft forward expands falls strictly from i = 2 on, if B < |V|.
 

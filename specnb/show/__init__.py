@@ -7,7 +7,7 @@ Nothing here shows a figure by itself, and no room imports this one.
 """
 
 from specnb import late
-from specnb.show.charts import draw_mask, draw_reliability, draw_text, kinds, ranked, trend
+from specnb.show.charts import draw_mask, draw_text, kinds, ranked, trend
 from specnb.show.explorers import explorer, growth_explorer
 from specnb.show.growing import growing_explorer, record_frames
 from specnb.show.laws import acceptance_explorer, law_explorer, trial_explorer

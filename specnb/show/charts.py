@@ -1,4 +1,4 @@
-"""Charts into Axes: who sees whom, a text with its origins, ranked bars, trends, reliability."""
+"""Charts into Axes: who sees whom, a text with its origins, ranked bars, trends."""
 
 import html
 import math
@@ -12,7 +12,7 @@ from matplotlib.colors import ListedColormap, to_hex
 
 from specnb import masks
 from specnb.decode import Step
-from specnb.show.look import COLOURS, INK, KINDS, LOOKS, TEXT_STYLE, kinds, light
+from specnb.show.look import INK, LOOKS, TEXT_STYLE, kinds, light
 from specnb.show.trees import Labels, Pieces, clip, drawable, label_tokens, next_kind, points
 from specnb.tree import TokenTree
 
@@ -95,18 +95,6 @@ def ranked(table: pd.DataFrame, value: str, label: str, kind: str | None = None,
     ax.invert_yaxis()
     if kind:
         ax.legend(loc="lower right", title=kind, frameon=True, framealpha=1, edgecolor="none")
-    return ax
-
-
-def draw_reliability(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """``heads.reliability`` against the diagonal: dots by bin, their area by the number of tokens in it."""
-    ax = ax or plt.subplots(figsize=(5.5, 5), layout="constrained")[1]
-    ax.plot([0, 1], [0, 1], ls="--", lw=1, color=INK, label="calibrated")
-    ax.vlines(table["confidence"], table["confidence"], table["accuracy"], color=COLOURS["rejected"], lw=2, label="gap")
-    size = 30 + 300 * table["count"] / table["count"].max()
-    ax.scatter(table["confidence"], table["accuracy"], size, color=KINDS[0][0], zorder=3)
-    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="share accepted")
-    ax.legend(loc="upper left")
     return ax
 
 

@@ -98,8 +98,7 @@ def _draw(table: pd.DataFrame, panel: Mapping, ax: Axes) -> None:
             joined = "-" if (numeric or across) and part["x"].is_unique and len(part) > 1 else ""
             ax.errorbar(x, part["value"], spread, color=colour, ls=joined, ms=6, elinewidth=2, **look)
         ax.plot([], [], "s", color=colour, label=line)
-    shares = numeric and any("." in tick for tick in ticks)  # and thresholds: matplotlib's own ticks
-    if not across and not shares:
+    if not across and not any("." in tick for tick in ticks):  # shares and thresholds: matplotlib's own ticks
         at = map(float, ticks) if numeric else range(len(ticks))
         ax.set_xticks(list(at), [textwrap.fill(tick, 12) for tick in ticks], fontsize=9 if len(ticks) > 6 else None)
     lacking = "ours" in panel and "ours" not in set(table["whose"])

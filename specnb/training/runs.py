@@ -202,8 +202,7 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
         known[path.name] = sha
         for name, new in (("by_prompt", table), ("by_rank", pd.DataFrame(ranks))):
             others = tables[name][tables[name]["head"] != path.name]
-            parts = [part for part in (others, new) if len(part)]
-            tables[name] = pd.concat(parts, ignore_index=True) if parts else others
+            tables[name] = pd.concat([part for part in (others, new) if len(part)] or [others], ignore_index=True)
         files.write(card, files.to_json({**_facts(card), "held_out": figures}))
         for name in ("held_out", "by_rank", "by_prompt"):  # the last says what is known: a killed run measures again
             table = evaluation.summed(tables["by_prompt"]) if name == "held_out" else tables[name]

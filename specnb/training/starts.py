@@ -25,9 +25,8 @@ def from_target(head: nn.Module, model: PreTrainedModel) -> None:
     """
     layers = [layer.state_dict() for layer in getattr(model.base_model, "layers", ())]
     if isinstance(head, Vdm) and layers:
-        pairs = [*zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True)]
-        if all(ours.state_dict().keys() <= theirs.keys() for ours, theirs in pairs):
-            for ours, theirs in pairs:
+        for ours, theirs in zip(head.model.layers, [*layers[: len(head.model.layers) - 1], layers[-1]], strict=True):
+            if ours.state_dict().keys() <= theirs.keys():
                 narrowed = _narrowed(theirs, len(ours.mlp.gate_proj.weight))
                 ours.load_state_dict({name: narrowed[name] for name in ours.state_dict()})
     if isinstance(head, Edd) and layers:

@@ -62,9 +62,3 @@ def test_a_block_is_the_means_of_its_steps(smollm2, monkeypatch):
     assert by["vdm:chain 2", "traversal"]["tau"] >= by["vdm:chain 2", "token-level"]["tau"] > 1
     assert by["vdm:kary 2,2", "traversal"]["nodes"] == 6
     assert by["vdm:chain 2", "traversal"]["steps"] >= 2
-
-
-def test_shapes_that_a_text_s_end_would_cut_are_refused(smollm2, monkeypatch):
-    monkeypatch.setattr(coinless, "loaded", lambda *_: smollm2)
-    with pytest.raises(ValueError, match="'chain 9' has 9 levels, at most 8 are never cut"):
-        coinless.verifiers_block("rag-02", ["vdm"], ["chain 9"], 24)

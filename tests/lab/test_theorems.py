@@ -23,7 +23,6 @@ HOLD = {  # claim → cases that hold, cases in all
     "traversal_best_on_chains": (100, 100),
     "traversal_deep_chains": (52, 52),
     "traversal_self_similarity": (23, 23),
-    "traversal_longer_on_trees": (2, 3),
     "salf_theorem_1": (20, 23),
     "salf_theorem_2": (2, 10),
     "salf_theorem_3": (11, 11),
@@ -109,7 +108,6 @@ def without_ties(*law):
 
 
 MENDED = {  # claim → a piece of its source, and what stands in its place
-    "traversal_longer_on_trees": ("Static(((0,), (0, 0), (0, 1)))", "chain(2)"),
     "salf_theorem_2": ("_held(draft, 12, 3)", "_held(draft, 12, 12)"),
     "salf_error_of_a_calibrated_draft": ("np.where(right, first, 1 - first)", "np.full(10, first)"),
 }
