@@ -116,10 +116,13 @@ class RandomCoins:
 
 
 def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Sequence[int]:
-    """Up to count children of one node drawn from its (V,) law, in drawing order.
+    """Up to count children of one node from its (V,) law, in drawing order.
 
-    IID draws with replacement; SWOR without, and stops early when the law has no mass left.
+    POINT takes the most probable tokens; IID draws with replacement; SWOR without, and stops early when the
+    law has no mass left.
     """
+    if drawn is Drawn.POINT:
+        return probabilities.topk(min(count, len(probabilities))).indices.tolist()
     if drawn is Drawn.IID:
         return [coins.choose(probabilities) for _ in range(count)]
     left, tokens = probabilities.clone(), []
@@ -132,10 +135,7 @@ def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Seque
 def draw_rows(
     laws: Tensor, counts: Sequence[int], drawn: Drawn, coins: Coins
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``draw`` for each of (m, V) laws and m counts: every child's row, token and probability, read at once.
-
-    POINT takes the most probable tokens.
-    """
+    """``draw`` for each of (m, V) laws and m counts: every child's row, token and probability, read at once."""
     if drawn is Drawn.POINT:
         top = laws.topk(min(max(counts), laws.shape[1]))
         tokens, chances = torch.stack([top.indices.double(), top.values.double()]).cpu().numpy()

@@ -7,5 +7,5 @@
 from specnb.exact import gallery
 from specnb.exact.enumeration import (
     Law, Model, accepted_given, accepted_law, engine_law, expectation, joint, law, output_law, random_model, sample,
-    total_variation, toy_drafter, verify_once,
+    rows, total_variation, toy_draft, toy_drafter, verify_once,
 )  # fmt: skip

@@ -55,7 +55,8 @@ def run(options: Namespace) -> None:
     wanted = {name: recipes.named(name) for name in getattr(options, "names", ())}
     command = provenance.command("specnb.training")
     pair = models.load_pair(options.pair, dtype=options.dtype)
-    final_norm(pair.target)  # ValueError on a target for which no head can be trained, before the first hour is spent
+    if options.what in ("corpus", "train"):
+        final_norm(pair.target)  # ValueError on a target that no head can be trained for, before hours are spent
     home = files.DATA if pair.name == models.EMBEDDED else Path(f"drafts_of_{Path(pair.name).resolve().name}")
     free, guided, text, drafts = (home / part for part in ("corpus", "corpus/guided", "corpus/held_out.npz", "drafts"))
     if options.what == "corpus":

@@ -162,6 +162,11 @@ def test_choose_without_mass():
 # ---- draw -----------------------------------------------------------------------------------------------
 
 
+def test_draw_point_takes_the_largest_without_coins():
+    assert draw(LAW, 3, Drawn.POINT, None) == LAW.topk(3).indices.tolist() == [2, 4, 3]
+    assert sorted(draw(LAW, 9, Drawn.POINT, None)) == [0, 1, 2, 3, 4, 5]
+
+
 def test_draw_iid_is_the_product_law():
     drawn = exact.law(lambda coins: tuple(draw(LAW, 2, Drawn.IID, coins)))
     expected = {(x, y): float(LAW[x] * LAW[y]) for x, y in product([0, 2, 3, 4], repeat=2)}

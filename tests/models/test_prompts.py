@@ -54,7 +54,7 @@ def test_gsm100_are_questions():
 
 @pytest.mark.parametrize("name", ["mtbench", "", "Own"])
 def test_unknown_set_names_the_known_ones(name):
-    with pytest.raises(ValueError, match=f"unknown prompt set '{name}': known are own, humaneval, gsm100"):
+    with pytest.raises(ValueError, match=f"unknown prompt set '{name}': known are own, dynatree, humaneval, gsm100"):
         prompts.load(name)
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from planned import known
 
-from specnb.lab import experiments, paper
+from specnb.lab import claims, experiments, paper
 from specnb.models import prompts
 from specnb.show import figures
 
@@ -79,7 +79,8 @@ def test_what_stands_below_may_be_measured(made_up):
     assert found["x"].tolist() == [7.0]
 
 
-def test_what_is_not_recorded_is_said():
+def test_what_is_not_recorded_is_said(monkeypatch):
+    monkeypatch.setattr(claims, "reading", lambda: lambda row: None)
     figure = figures.paper_figure("ptd", "Figure 8")
     assert "not recorded yet" in figure.axes[0].get_title()
     plt.close(figure)

@@ -30,9 +30,9 @@ def test_the_growing_explorer_follows_its_slider():
     for index in range(1, 8):
         box.controls.step.value = index
         seen.add(box.controls.image.value)
-        found = metrics.retrieval([frames[index].step])
+        step = frames[index].step
         assert f"behind {len(frames[index].pool)} tokens" in box.controls.readout.value
-        assert len(frames[index].drafted) - 1 == found["Dft"]
+        assert len(frames[index].drafted) == len(step.draft.tree) - metrics.drafted([step])[0]
     assert len(seen) == 8
 
 
