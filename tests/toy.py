@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specnb import exact
-from specnb.drafters import TableDraft, TreeDrafter
+from specnb.drafters import TreeDrafter
 from specnb.exact import Model, toy_drafter
 from specnb.exact.gallery import UNEVEN, altered  # noqa: F401
 from specnb.growth import Growth, kary
-from specnb.sampling import RandomCoins, Warp
+from specnb.sampling import Warp
 from specnb.tree import Draft, Drawn, TokenTree
 from specnb.verifiers import Verifier
 
@@ -92,9 +92,7 @@ def bias(drafter: TreeDrafter, verifier: Verifier, p: Model, depth: int, warp: W
 def grow(rule: Growth, seed: int = 0) -> tuple[Draft, Model]:
     """The tree a growth rule makes of a random draft, and the draft's law."""
     law = exact.random_model(6, seed)
-    drafter = TreeDrafter(TableDraft(lambda prefix: law(prefix[1:])), rule)
-    drafter.begin((0,), Warp(), {})
-    return drafter.propose(RandomCoins(0), 99), law
+    return exact.toy_draft(law, rule)[0], law
 
 
 tries = st.recursive(

@@ -64,13 +64,13 @@ def plan(paper: str) -> pd.DataFrame:
 def reading() -> Callable:
     """A function from a claim's row to the ``values`` it is judged by, or None until all it compares is recorded: every
     block of its experiment, or the heads by name, as they are now. It reads each recording once, however many rows."""
-    read, missing = cache(values), cache(experiments.missing)
+    read, missing, facts = cache(values), cache(experiments.missing), experiments.RESULTS / "heads_by_prompt.json"
+    known = json.loads(facts.read_text(encoding="utf-8"))["head_sha256"] if facts.exists() else {}
 
     def compared(row) -> pd.DataFrame | None:
         if row.experiment != "heads":
             return None if missing(row.experiment) else read(row.experiment)
-        names, facts = row.methods.split(" ; "), experiments.RESULTS / "heads_by_prompt.json"
-        known = json.loads(facts.read_text(encoding="utf-8"))["head_sha256"] if facts.exists() else {}
+        names = row.methods.split(" ; ")
         there = set(names) <= known.keys() and not experiments.replaced([{name: known[name] for name in names}])
         return read("heads") if there else None
 

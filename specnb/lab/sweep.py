@@ -67,9 +67,8 @@ def run(
             if file.exists():  # a kill may have left a torn last line
                 os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             done = _latest(file)
-            facts = provenance.facts(command)
-            here = ", ".join(facts[name] for name in WHERE)
-            if others := {", ".join(line[name] for name in WHERE) for line in done.values()} - {here}:
+            here = ", ".join(map(provenance.facts(command).get, WHERE))
+            if others := {", ".join(map(line.get, WHERE)) for line in done.values()} - {here}:
                 print(f"{file.name} has blocks of {'; '.join(sorted(others))}; this is {here}", file=sys.stderr)
             bad = {k for k, line in done.items() if line["error"] or "failed" in line["rows"].get("status", [])}
             left = {k: b for k, b in known.items() if k not in done or (retry and k in bad)}
