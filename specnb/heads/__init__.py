@@ -5,7 +5,7 @@ and hashes them (data/drafts); ``drafts`` makes a loaded head a draft model for 
 measures whether its confidence is true.
 """
 
-from specnb.heads.calibration import brier, ece, reliability
+from specnb.heads.calibration import calibrated_ece, ece, reliability
 from specnb.heads.drafts import draft_model, load_draft
 from specnb.heads.files import FOLDER, fingerprint, hashes, load, path, save
 from specnb.heads.modules import MODULES, Eagle, Eagle3, Edd, Frozen, Medusa, Spec, Vdm, as_causal_lm, final_norm

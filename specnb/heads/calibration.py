@@ -1,4 +1,4 @@
-"""How true a draft's confidence is: reliability diagrams, expected calibration error, Brier score."""
+"""How true a draft's confidence is: reliability diagrams and expected calibration error."""
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,10 @@ def ece(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str =
     return float(np.average((table["accuracy"] - table["confidence"]).abs(), weights=table["count"]))
 
 
-def brier(confidence: np.ndarray, hit: np.ndarray) -> float:
-    """Mean squared distance of confidence from what happened (Brier 1950)."""
-    return float(np.mean((np.asarray(confidence, float) - np.asarray(hit, float)) ** 2))
+def calibrated_ece(confidence: np.ndarray, *, share: float = 0.95, draws: int = 200, seed: int = 0) -> float:
+    """What the ECE of a perfectly calibrated draft stays below in such a share of samples as large as this one.
+
+    Drawn: at each of the confidences (n,) it is right as often as it says.
+    """
+    rng = np.random.default_rng(seed)
+    return float(np.quantile([ece(confidence, rng.random(len(confidence)) < confidence) for _ in range(draws)], share))

@@ -20,7 +20,8 @@ def values(experiment: str) -> pd.DataFrame:
     a step), depth (of the tree), acceptance (tokens over drafted nodes), "draft ms", "target ms", "verify ms", "commit
     ms" (a later step), outside (share of such steps' seconds that is not the target's), rouge (see there).
     Rules ("HEAD:RULE", with lengths "HEAD:RULE at LENGTH"): tau, drafted, forwards, acceptance, everywhere (accepted at
-    every place of the text), first (share of nodes that are first children), "nodes with tau" (their product in units
+    every place of the text), first (share of nodes that are first children), share1 to share5 (nodes by rank among
+    their siblings in per cent, the last with all lower ones), "nodes with tau" (their product in units
     of their spread over prompts: its mean is the correlation); of HEAD:chain also ece and "path ece", see ``errors``.
     Verifiers ("HEAD:SHAPE RULE at TEMPERATURE"): tau, and lift, what traversal adds to token-level's in per cent.
     Heads: tau, depth1 to depth5, rank1 to rank5, lower (accuracy behind ranks 2 to 5), over (confidence less that).
@@ -80,18 +81,17 @@ def _rules(table: pd.DataFrame, many: bool) -> pd.DataFrame:
     steps = table["steps"].replace(0, np.nan)  # the row "chain" has none
     more = {"tau": table["length"] / steps, "drafted": table["nodes"] / steps, "forwards": table["forwards"] / steps}
     more |= {"auxiliary": 0, "acceptance": table["length"] / table["nodes"].replace(0, np.nan)}
-    more["fed"] = table["fed"] / steps
-    more |= {"everywhere": table["everywhere"] / table["length"]}
-    more["first"] = [found[0] / sum(found) if found else np.nan for found in ranks]
+    more |= {"fed": table["fed"] / steps, "everywhere": table["everywhere"] / table["length"]}
+    ranks = pd.DataFrame(ranks, table.index, columns=range(10))
+    shares = ranks.div(ranks.sum(axis=1), axis=0)
+    shares[4] = shares[range(4, 10)].sum(axis=1, min_count=1)
+    more |= {"first": shares[0], **{f"share{rank}": 100 * shares[rank - 1] for rank in range(1, 6)}}
     table = table.assign(method=named, **more)
-    spread = [
-        table.groupby("method")[name].transform(lambda x: (x - x.mean()) / x.std(ddof=0)) for name in ("drafted", "tau")
-    ]
-    table["nodes with tau"] = spread[0] * spread[1]
+    spread = table.groupby("method")[["drafted", "tau"]].transform(lambda x: (x - x.mean()) / x.std(ddof=0))
+    table["nodes with tau"] = spread["drafted"] * spread["tau"]
     chained = table[table["chains"] != ""]
     if len(chained):
-        found = pd.concat([errors(part) for _, part in chained.groupby("head")])
-        table = table.join(found)
+        table = table.join(pd.concat([errors(part) for _, part in chained.groupby("head")]))
     return table
 
 

@@ -168,7 +168,8 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
     heads_held_out: agreement and τ, see ``evaluation.summed``; heads_by_prompt: the counts behind them, prompt by
     prompt, with hits (rank) and summed confidence (sure) by rank at some roots; heads_by_rank: SALF & TALF's figure 2b
     for EAGLE-type heads.
-    ece: standard, of the largest probability; ece_paper: the paper's, of the probability of the target's token.
+    ece: standard, of the largest probability; ece_calibrated: what it stays below, 95 times in 100, for a draft whose
+    confidences are true; ece_paper: the paper's, of the probability of the target's token.
     temperature, on a card: what calibrates the head on "tuning" prompts.
 
     Tables are written after each head. What they hold of heads in other folders stays; a head whose weights they know
@@ -198,6 +199,7 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
             for rank, group in rows.groupby("rank"):
                 hit, confidence, p_target = (group[x].to_numpy(float) for x in ("hit", "confidence", "p_target"))
                 ece = {"ece": heads.ece(confidence, hit), "ece_paper": heads.ece(p_target, hit)}
+                ece["ece_calibrated"] = heads.calibrated_ece(confidence)
                 ranks.append({"head": path.name, "rank": rank, "accuracy": hit.mean(), **ece, "roots": len(group)})
         known[path.name] = sha
         for name, new in (("by_prompt", table), ("by_rank", pd.DataFrame(ranks))):

@@ -1,4 +1,4 @@
-"""Reliability, ECE and Brier score: by hand, on calibrated and on overconfident predictors."""
+"""Reliability and ECE: by hand, on calibrated and on overconfident predictors."""
 
 import numpy as np
 import pytest
@@ -36,6 +36,14 @@ def test_a_calibrated_predictor_has_no_error_and_an_overconfident_one_has(equal)
     assert heads.ece(*predictor(20_000, power=2.0), equal=equal) > 0.1
 
 
+def test_a_calibrated_draft_stays_below_its_band_as_often_as_is_said_and_an_overconfident_one_does_not():
+    samples = [predictor(400, seed=seed) for seed in range(100)]
+    below = sum(heads.ece(*sample) <= heads.calibrated_ece(sample[0]) for sample in samples)
+    assert 88 <= below <= 99  # 95 ± three standard errors of 2.2, and 1 for the band's own draws
+    boastful = predictor(400, power=2.0)
+    assert heads.ece(*boastful) > heads.calibrated_ece(boastful[0])
+
+
 def test_reliability_by_hand():
     table = heads.reliability([0.1, 0.15, 0.95, 0.85, 1.0], [0, 1, 1, 0, 1], bins=2)
     assert table["count"].tolist() == [2, 3]
@@ -44,7 +52,6 @@ def test_reliability_by_hand():
     assert heads.ece([0.1, 0.15, 0.95, 0.85, 1.0], [0, 1, 1, 0, 1], bins=2) == pytest.approx(
         0.4 * 0.375 + 0.6 * (2.8 / 3 - 2 / 3)
     )
-    assert heads.brier([0.5, 1.0], [1, 1]) == 0.125
     counts = heads.reliability(np.linspace(0, 0.2, 10), np.zeros(10), bins=5, equal="count")["count"]
     assert counts.tolist() == [2] * 5
 
