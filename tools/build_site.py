@@ -18,6 +18,7 @@ NOTEBOOKS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 SOLUTIONS = sorted(ROOT.glob("notebooks/solutions/[0-9]*.ipynb"))
 DOCS = sorted(ROOT.glob("docs/*.md"))
 STILLS = ROOT / "figures" / "stills"
+RUN = "*Run it: {{download}}`this notebook </run/{name}>`, in the JupyterLab that the [README]({up}index.md) sets up.*"
 STILL = "*Pictures rendered beforehand: run the notebook for every setting of the widget.*"
 
 
@@ -36,6 +37,9 @@ def stage(folder: Path) -> None:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = paged(cell.source, path.parent, folder)
+        up = "../" * len(path.parent.relative_to(ROOT).parts)
+        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(RUN.format(name=path.name, up=up)))
+        write(folder / "run" / path.name, path.read_bytes())
         write(folder / path.relative_to(ROOT), nbformat.writes(notebook))
     for path in DOCS:
         write(folder / path.relative_to(ROOT), paged(path.read_text(encoding="utf-8"), path.parent, folder))

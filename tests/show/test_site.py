@@ -60,6 +60,14 @@ def test_pages_lead_to_each_other_and_not_to_their_sources(site):
     assert not list(site.rglob("*.md.html"))
 
 
+def test_a_page_gives_its_notebook_to_be_run(site):
+    """The notebook as it is, widgets and all, and not the page's copy."""
+    for path in build_site.NOTEBOOKS + build_site.SOLUTIONS:
+        page = site / path.relative_to(build_site.ROOT).with_suffix(".html")
+        (given,) = (lead for lead in Page(page).leads if "_downloads/" in lead)
+        assert (page.parent / given).read_bytes() == path.read_bytes()
+
+
 def test_no_link_leads_nowhere(site):
     assert dead(site) == []
 
