@@ -29,6 +29,13 @@ def test_sizes():
     assert sum(sizes.values()) < 50 * MB
 
 
+def test_heads_variants_and_held_out_text_are_of_one_target():
+    cards = [*heads.FOLDER.rglob("*.json")]
+    named = {json.loads(card.read_text(encoding="utf-8"))["target"] for card in cards}
+    assert len(cards) > len(NAMES)
+    assert named == {json.loads(runs.HELD_OUT.with_suffix(".json").read_text(encoding="utf-8"))["model"]}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_cards_say_where_a_head_comes_from(name):
     card = json.loads((heads.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
