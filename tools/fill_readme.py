@@ -46,8 +46,8 @@ def results(table: pd.DataFrame) -> str:
         f"Measured on {settings['date']}: SmolLM2-135M-Instruct in {settings['dtype']}{weights}; {device},",
         f"{processor}; torch {settings['torch']}; {prompts} prompts, {domains} domains, up to {settings['length']}",
         f"greedy tokens, {runs} runs. Speed-ups: paired medians over prompts, 95 % bootstrap intervals.",
-        "Tokens per target call (τ): new tokens over the target's forward passes that choose tokens.",
-        "The n-gram tree was tuned on our own prompts, some of these among them.",
+        "Tokens per target call (τ): new tokens over the target's forward passes that choose tokens, mean over",
+        "prompts. The n-gram tree was tuned on our own prompts, some of these among them.",
     ]
     first = [
         f"The fastest method, {shown[best][0]}, writes **{lead(best, 'generate')}** as fast as transformers'",

@@ -133,8 +133,7 @@ def verify_once(
     """
     drafter.begin((0,), warp or Warp(), {})
     draft = drafter.propose(coins, depth)
-    table = rows(p, draft.tree)
-    return draft, verifier(draft, table, coins)
+    return draft, verifier(draft, rows(p, draft.tree), coins)
 
 
 def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:

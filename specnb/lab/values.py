@@ -82,7 +82,7 @@ def _rules(table: pd.DataFrame, many: bool) -> pd.DataFrame:
     more = {"tau": table["length"] / steps, "drafted": table["nodes"] / steps, "forwards": table["forwards"] / steps}
     more |= {"auxiliary": 0, "acceptance": table["length"] / table["nodes"].replace(0, np.nan)}
     more |= {"fed": table["fed"] / steps, "everywhere": table["everywhere"] / table["length"]}
-    ranks = pd.DataFrame(ranks, table.index, columns=range(10))
+    ranks = pd.DataFrame(ranks, table.index).reindex(columns=range(10))
     shares = ranks.div(ranks.sum(axis=1), axis=0)
     shares[4] = shares[range(4, 10)].sum(axis=1, min_count=1)
     more |= {"first": shares[0], **{f"share{rank}": 100 * shares[rank - 1] for rank in range(1, 6)}}

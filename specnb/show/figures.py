@@ -55,8 +55,7 @@ def points(name: str, item: str, panel: Mapping, compared: Callable) -> pd.DataF
         at = {"line": line, "tick": tick, "x": float(tick) if _numeric(ticks) else float(place)}
         if chosen := asked(panel, "printed", line, tick):
             found = paper.select(name, chosen.pop("item", item), **chosen).dropna(subset="value")
-            errors = found["error"].fillna(0)
-            for value, error in zip(found["value"], errors, strict=True):
+            for value, error in zip(found["value"], found["error"].fillna(0), strict=True):
                 rows.append(at | {"whose": "paper", "value": value, "low": value - error, "high": value + error})
         chosen = {"statistic": "mean", "rows": "", "at": "", "claim": item} | asked(panel, "ours", line, tick)
         row = SimpleNamespace(**chosen)
@@ -101,6 +100,8 @@ def _draw(table: pd.DataFrame, panel: Mapping, ax: Axes) -> None:
     if not across and not any("." in tick for tick in ticks):  # shares and thresholds: matplotlib's own ticks
         at = map(float, ticks) if numeric else range(len(ticks))
         ax.set_xticks(list(at), [textwrap.fill(tick, 12) for tick in ticks], fontsize=9 if len(ticks) > 6 else None)
+    if panel["y"].startswith("speed-up"):
+        ax.axhline(1, color=INK, lw=1, ls="--")
     lacking = "ours" in panel and "ours" not in set(table["whose"])
     title = panel.get("title", "") + lacking * "\n(ours: not recorded yet)"
     ax.set(xlabel=panel.get("x", ""), ylabel=panel["y"], title=title.strip())

@@ -30,7 +30,8 @@ def told(table: pd.DataFrame) -> str:
     for row in table.itertuples():
         says = row.says + (f" ({row.statistic} of {row.value})" if np.isfinite(row.low) else "")
         start = f"{row.verdict:13} {_found(row):22} "
-        lines += textwrap.wrap(says, 120, initial_indent=start, subsequent_indent=" " * len(start))
+        indents = {"initial_indent": start, "subsequent_indent": " " * len(start)}
+        lines += textwrap.wrap(says, 120, break_on_hyphens=False, **indents)
     return "\n".join(lines)
 
 

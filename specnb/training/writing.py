@@ -60,8 +60,7 @@ def template(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
             raise ValueError("the tokenizer has neither a chat template nor a token that begins or ends a text")
         return tuple(before), ()
     turn = [{"role": "user", "content": MARK}]
-    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    before, after = text.split(MARK)
+    before, after = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True).split(MARK)
     return tuple(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
 
 

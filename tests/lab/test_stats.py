@@ -28,6 +28,11 @@ def test_ratios_are_paired_within_a_repetition():
     assert found.loc["ours", "tau"] == 2.0
 
 
+def test_tau_is_the_mean_over_prompts_as_in_claims():
+    table = race({"generate": [[1], [1]]}).assign(tokens=[10, 30], steps=[10, 5])
+    assert stats.speed_ups(table).loc["generate", "tau"] == 3.5  # 40 / 15 is 2.67
+
+
 def test_a_difference_and_its_interval():
     values = pd.DataFrame({"prompt": list("abcd") * 2, "method": ["x"] * 4 + ["y"] * 4, "v": [3, 4, 5, 8, 1, 2, 3, 5]})
     found = stats.difference(values, "v", "x", "y")
