@@ -134,8 +134,7 @@ class EddDraft(HeadDraft):
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
         self.forwards.commit(())
-        tokens = [tree.token_list[node] for node in (0, *path)]
-        self.unseen = torch.cat([self.unseen, self._states(tokens, hidden)])
+        self.unseen = torch.cat([self.unseen, self._states([tree.token_list[node] for node in (0, *path)], hidden)])
 
 
 class MedusaDraft(HeadDraft):

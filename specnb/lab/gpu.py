@@ -39,8 +39,7 @@ def law_block(
     found, rows = loaded(pair, dtype), []
     ids = found.encode(prompts.text(prompt))
     law = _two_tokens(found.target, ids, temperature)
-    ranked = sorted(law, key=law.get, reverse=True)
-    common = ranked[: max(3, sum(draws * chance >= 5 for chance in law.values()))]
+    common = sorted(law, key=law.get, reverse=True)[: max(3, sum(draws * chance >= 5 for chance in law.values()))]
     expected = [draws * law[outcome] for outcome in common]
     for name, heat in [*((name, temperature) for name in methods), (methods[0], COOLER * temperature)]:
         seen = Counter(_sampled(name, found, ids, heat, seed) for seed in range(draws))

@@ -32,9 +32,11 @@ def paper_figure(name: str, item: str) -> Figure:
         raise ValueError(f"{name} has no {item!r} to redraw: there are {', '.join(FIGURES.get(name, FIGURES))}")
     drawn, compared = panels(name, item), claims.reading()
     figure, axes = plt.subplots(1, len(drawn), figsize=(13, 4.6), squeeze=False, layout="constrained")
-    for panel, ax in zip(drawn, axes[0], strict=True):
-        _draw(points(name, item, panel, compared), panel, ax)
-    marks = [Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper")]
+    tables = [points(name, item, panel, compared) for panel in drawn]
+    for table, panel, ax in zip(tables, drawn, axes[0], strict=True):
+        _draw(table, panel, ax)
+    printed = "paper" in {*pd.concat(tables)["whose"]}
+    marks = [Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper")] * printed
     marks += [Line2D([], [], color=INK, marker="o", lw=2, label="ours, 95 % interval over prompts")]
     figure.legend(handles=marks, loc="outside lower center", ncols=2)
     return figure
@@ -72,8 +74,7 @@ def asked(panel: Mapping, side: str, line: str, tick: str) -> dict[str, str]:
     """What a panel asks of one side, "printed" or "ours", at a line and tick; {} if there is nothing."""
     which = 0 if side == "printed" else -1
     names = {"line": _names(panel["lines"])[line][which], "x": _names(panel["ticks"])[tick][which]}
-    fields = panel.get(side, {}) if all(names.values()) else {}
-    return {key: text.format(**names) for key, text in fields.items()}
+    return {key: text.format(**names) for key, text in panel.get(side, {}).items() if all(names.values())}
 
 
 def _names(given) -> dict[str, list[str]]:
@@ -99,7 +100,8 @@ def _draw(table: pd.DataFrame, panel: Mapping, ax: Axes) -> None:
         ax.plot([], [], "s", color=colour, label=line)
     if not across and not any("." in tick for tick in ticks):  # shares and thresholds: matplotlib's own ticks
         at = map(float, ticks) if numeric else range(len(ticks))
-        ax.set_xticks(list(at), [textwrap.fill(tick, 12) for tick in ticks], fontsize=9 if len(ticks) > 6 else None)
+        size = 9 if len(ticks) > 6 or len(ax.figure.axes) > 3 else None
+        ax.set_xticks(list(at), [textwrap.fill(tick, 12) for tick in ticks], fontsize=size)
     if panel["y"].startswith("speed-up"):
         ax.axhline(1, color=INK, lw=1, ls="--")
     lacking = "ours" in panel and "ours" not in set(table["whose"])
