@@ -8,7 +8,7 @@ from tiny import generated, llama
 from specnb import models
 from specnb.lab import methods, run
 from specnb.lab.prices import counted
-from specnb.models import Window
+from specnb.models import Graphs, Window
 
 CHOSEN = ["generate", "prompt lookup", "assistant", "undrafted", "edd:chain 3", "talf:salf 6,3,0.8,10 + ngram"]
 
@@ -51,7 +51,7 @@ def test_a_block_counts_what_ran():
 @pytest.mark.usefixtures("one_model")
 def test_the_order_changes_with_the_repetition_and_the_seed_with_it():
     names = ["undrafted", "n-gram tree", "retrieval"]
-    rows = run.race_block("rag-02", names, length=4, temperature=1.0, repetitions=4, keep_ids=True)
+    rows = run.race_block("conversation-01", names, length=4, temperature=1.0, repetitions=4, keep_ids=True)
     orders = [[row["method"] for row in rows if row["repetition"] == r] for r in range(4)]
     assert all(sorted(order) == sorted(names) for order in orders)
     assert len({tuple(order) for order in orders}) > 1
@@ -65,7 +65,7 @@ def test_the_order_changes_with_the_repetition_and_the_seed_with_it():
 @pytest.mark.usefixtures("one_model")
 def test_a_method_that_fails_is_a_row_and_the_rest_goes_on():
     names = ["generate", "vdm:kary 2,2 swor rrs", "n-gram tree"]
-    rows = {row["method"]: row for row in run.race_block("rag-02", names, length=4, temperature=1.0)}
+    rows = {row["method"]: row for row in run.race_block("conversation-01", names, length=4, temperature=1.0)}
     failed = rows.pop("vdm:kary 2,2 swor rrs")
     assert failed["status"] == "failed"
     assert failed["error"].startswith("ValueError: rrs is lossless for siblings drawn IID only")
@@ -87,6 +87,7 @@ def test_self_drafting_rows_have_ptds_counts(one_model):
 @pytest.mark.usefixtures("one_model")
 def test_texts_by_name_and_a_target_without_positions(monkeypatch):
     monkeypatch.setitem(methods.WINDOWS, "streaming 256", Window(4, 20))
+    monkeypatch.setitem(Graphs.__init__.__kwdefaults__, "sizes", (1, 8))  # on a CPU it takes seconds to record one
     names = ["vdm:streaming 1024", "vdm:streaming 256", "talf:kary 2,3 + ngram", "ngram budget=6 in graphs"]
     rows = run.texts_block("conversation-02", names, 12, control="vdm:eagle2 20,4,4")
     same = {(row["method"], row["positions"]): row["same"] for row in rows}
@@ -113,11 +114,11 @@ def test_the_near_tie_rule_catches_a_wrong_text(one_model, monkeypatch):
 
 @pytest.mark.model
 def test_live_tables_have_a_row_a_prompt_and_method(one_model):
-    table = run.race(["rag-02", "rag-03"], ["generate", "n-gram tree"], length=3)
+    table = run.race(["conversation-01", "conversation-02"], ["generate", "n-gram tree"], length=3)
     assert sorted(zip(table["prompt"], table["method"], strict=True)) == [
-        (prompt, name) for prompt in ("rag-02", "rag-03") for name in ("generate", "n-gram tree")
+        (prompt, name) for prompt in ("conversation-01", "conversation-02") for name in ("generate", "n-gram tree")
     ]
-    texts = run.texts(["rag-02"], ["prompt lookup", "hass:chain 2"], length=8)
+    texts = run.texts(["conversation-01"], ["prompt lookup", "hass:chain 2"], length=8)
     assert texts["same"].all()
     assert np.isfinite(table["seconds"].astype(float)).all()
     assert one_model.name == "smollm2-135m"

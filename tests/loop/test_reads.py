@@ -12,6 +12,7 @@ from torch import Tensor
 from specnb import decode as loop
 from specnb import growth, heads, verifiers
 from specnb.drafters import (
+    AutoDrafter,
     CausalLMDraft,
     LookaheadDrafter,
     MergedDrafter,
@@ -126,11 +127,14 @@ def counted(drafter, model, verifier, temperature: float, tokens: int = 24) -> l
 
 
 @pytest.mark.parametrize("verifier", ["greedy", "by_draw"])
-@pytest.mark.parametrize("name", [*MODELS, *LEARNERS, *LOOKED_UP, *RULES, "merged"])
+@pytest.mark.parametrize("name", [*MODELS, *LEARNERS, *LOOKED_UP, *RULES, "merged", "auto"])
 def test_greedy_steps_read_two_tensors_and_one_a_level(name, verifier):
     """One more for drafters that learn from the target's logits, where the verifier takes two (by_draw: one_hot)."""
     model = None
-    if name in MODELS or name in RULES or name == "merged":
+    if name == "auto":
+        model = marked(CausalLMDraft(OTHER))
+        drafter = AutoDrafter(model, [1.0 + 0.05 * n for n in range(12)], 0.1, RetrievalDrafter())
+    elif name in MODELS or name in RULES or name == "merged":
         model = marked(MODELS.get(name, MODELS["causal"])())
         drafter = TreeDrafter(model, RULES.get(name, growth.kary(2, 3)))
         drafter = MergedDrafter(drafter, NgramDrafter()) if name == "merged" else drafter
@@ -164,9 +168,12 @@ def test_sampled_steps_read_two_scalars_more_for_what_is_drawn_or_rejected(name,
         assert step["largest"] < REDUCED  # no row, not even of the reduced vocabulary
 
 
-@pytest.mark.parametrize("expand", ["argmax", "sample"])
-def test_progressive_drafting_draws_on_the_device(expand):
-    for step in counted(ProgressiveDrafter(expand=expand), None, verifiers.by_draw, 1.0):
+@pytest.mark.parametrize("name", [*LEARNERS, "ptd that samples"])
+def test_drafters_that_learn_draw_on_the_device(name):
+    """Two reads to verify, one for what the target's logits teach, and one more where that is drawn."""
+    drafter = LEARNERS[name]() if name in LEARNERS else ProgressiveDrafter(expand="sample")
+    for step in counted(drafter, None, verifiers.by_draw, 1.0):
+        assert step["reads"] <= 3 + (name not in LEARNERS)
         assert step["largest"] <= step["of"]
 
 
