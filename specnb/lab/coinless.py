@@ -69,7 +69,7 @@ def verifiers_block(
     ids = found.encode(prompts.text(prompt))
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed}
     for head, shape in product(heads, shapes):
-        drafter = TreeDrafter(draft_model(head, found), methods.rule(shape), Drawn.SWOR)
+        drafter = TreeDrafter(draft_model(head, found, 0), methods.rule(shape), Drawn.SWOR)
         with ALONE:
             table = compare(Target(found.target), drafter, ids, **options)
         for name, part in table.groupby("rule"):

@@ -239,7 +239,7 @@ def rules_block(
     length, along the first so many tokens; what is counted at every place is left out.
     """
     found = loaded(pair, "float32")
-    ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found)
+    ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found, 0)
     written = generate(found, ids, length, whole=True)
     named = methods.rules(rules)
     shared = [methods.rule(name) for name in wide] or [rule for name, rule in named.items() if name != "vct"]

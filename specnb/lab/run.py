@@ -76,12 +76,7 @@ def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
     return models.pack(found) if packed and not pair.draft else found
 
 
-def draft_model(head: str, pair: models.Pair, capacity: int = 0) -> DraftModel:
-    """A head or the pair's own draft model, once per process; recorded if there is a capacity."""
-    return _draft_model(head, pair, capacity)
-
-
-_draft_model = cache(methods.draft_model)
+draft_model = cache(methods.draft_model)  # once per process
 _graphs = cache(lambda pair, capacity: Graphs(pair.target, capacity=capacity))
 
 

@@ -14,7 +14,7 @@ def lab(smollm2, monkeypatch, tmp_path):
     """The command line on the float32 model, writing to tmp_path."""
     for module in (run, prices):
         monkeypatch.setattr(module, "loaded", lambda *_: smollm2)
-    run._draft_model.cache_clear()
+    run.draft_model.cache_clear()
 
     def call(*words: str) -> None:
         monkeypatch.setattr(sys, "argv", ["lab", *words])

@@ -50,7 +50,7 @@ def test_a_method_whose_forwards_cannot_be_recorded_fails(name, monkeypatch):
         raise RuntimeError("no such device")
 
     assert run.race_block("conversation-01", [name], length=6)[0]["status"] == "ok"
-    run._graphs.cache_clear(), run._draft_model.cache_clear(), run._warm.cache_clear()
+    run._graphs.cache_clear(), run.draft_model.cache_clear(), run._warm.cache_clear()
     monkeypatch.setattr(graphs, "taped", cannot)
     (row,) = run.race_block("conversation-01", [name], length=6)
     assert row["status"] == "failed"

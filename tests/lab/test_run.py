@@ -17,7 +17,7 @@ CHOSEN = ["generate", "prompt lookup", "assistant", "undrafted", "edd:chain 3", 
 def one_model(smollm2, monkeypatch):
     """The float32 model that the tests have loaded stands for every pair."""
     monkeypatch.setattr(run, "loaded", lambda *_: smollm2)
-    run._draft_model.cache_clear()
+    run.draft_model.cache_clear()
     run.assistant.cache_clear()
     run._warm.cache_clear()
     return smollm2

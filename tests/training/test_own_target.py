@@ -66,8 +66,8 @@ def test_a_target_of_ones_own_gets_heads_that_draft_for_it(folder, monkeypatch, 
     target = models.load_pair(folder, dtype="float32").target
     assert heads.load("drafts_of_tiny/drafts/edd", target)[1].hidden_layer == -3  # no deeper than its layers
     methods = ["drafts_of_tiny/drafts/eagle:chain 2", "drafts_of_tiny/drafts/edd@1.5:pct 0.01"]
-    call(laboratory, monkeypatch, "race", *methods, "--pair", folder, "--texts", "--prompts", "conversation-01", "--tokens", "9",
-         "--out", "texts")  # fmt: skip
+    call(laboratory, monkeypatch, "race", *methods, "--pair", folder, "--texts", "--prompts", "conversation-01",
+         "--tokens", "9", "--out", "texts")  # fmt: skip
     assert sweep.load("texts.jsonl")["same"].all()
 
 
