@@ -68,11 +68,6 @@ def pruned(draft: Draft) -> Draft:
     return Draft(draft.tree.keep(kept), draft.q[kept], draft.drawn)
 
 
-def softmax_claimed(q: exact.Model) -> Callable[[Draft], Draft]:
-    """Claim that a top-k tree was drawn from q."""
-    return lambda draft: Draft(draft.tree, exact.rows(q, draft.tree), SWOR)
-
-
 class OneUniform:
     """Coins whose accepts all compare with one and the same uniform number."""
 
@@ -177,7 +172,8 @@ BUGS = {
     "rejected sibling stays in q (traversal)": Bug("wrong law", CLAIMED, traversal, TRAVERSAL),
     "independent siblings struck from q": Bug(
         "wrong law", drawn(UNEVEN, IID, drawn_as(SWOR)), rrsw, (drawn(UNEVEN, IID), rrs)),
-    "top-k tree, q = softmax": Bug("wrong law", lambda q: altered(TOP_K(q), softmax_claimed(q)), rrsw, ONE_HOT),
+    "top-k tree, q = softmax": Bug("wrong law", lambda q: altered(
+        TOP_K(q), lambda draft: Draft(draft.tree, exact.rows(q, draft.tree), SWOR)), rrsw, ONE_HOT),
     "q of another temperature": Bug(
         "wrong law", TREE, lambda draft, p, coins: rrsw(replace(draft, q=Warp(2.0)(draft.q.log())), p, coins), RRSW),
     "siblings re-sorted by q (RRSw)": Bug("selection", RESORTED, rrsw, RRSW),

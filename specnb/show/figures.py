@@ -31,14 +31,17 @@ def paper_figure(name: str, item: str) -> Figure:
     if item not in FIGURES.get(name, {}):
         raise ValueError(f"{name} has no {item!r} to redraw: there are {', '.join(FIGURES.get(name, FIGURES))}")
     drawn, compared = panels(name, item), claims.reading()
-    figure, axes = plt.subplots(1, len(drawn), figsize=(13, 4.6), squeeze=False, layout="constrained")
+    same = {key: len({str(panel[key]) for panel in drawn}) == 1 for key in ("y", "lines")}
+    figure, axes = plt.subplots(1, len(drawn), figsize=(13, 4.6), sharey=same["y"], squeeze=False, layout="constrained")
     tables = [points(name, item, panel, compared) for panel in drawn]
     for table, panel, ax in zip(tables, drawn, axes[0], strict=True):
         _draw(table, panel, ax)
+        if (lines := ax.get_legend_handles_labels()[0]) and not same["lines"]:
+            ax.legend()
     printed = "paper" in {*pd.concat(tables)["whose"]}
     marks = [Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper")] * printed
     marks += [Line2D([], [], color=INK, marker="o", lw=2, label="ours, 95 % interval over prompts")]
-    figure.legend(handles=marks, loc="outside lower center", ncols=2)
+    figure.legend(handles=marks + lines * same["lines"], loc="outside lower center", ncols=6)
     return figure
 
 
@@ -97,7 +100,7 @@ def _draw(table: pd.DataFrame, panel: Mapping, ax: Axes) -> None:
             look = {"marker": "o"} if whose == "ours" else {"marker": "D", "mfc": "white", "alpha": 0.7, "lw": 1}
             joined = "-" if (numeric or across) and part["x"].is_unique and len(part) > 1 else ""
             ax.errorbar(x, part["value"], spread, color=colour, ls=joined, ms=6, elinewidth=2, **look)
-        ax.plot([], [], "s", color=colour, label=line)
+        ax.plot([], [], "s", color=colour, label=line if len(lines) > 1 else None)
     if not across and not any("." in tick for tick in ticks):  # shares and thresholds: matplotlib's own ticks
         at = map(float, ticks) if numeric else range(len(ticks))
         size = 9 if len(ticks) > 6 or len(ax.figure.axes) > 3 else None
@@ -107,5 +110,3 @@ def _draw(table: pd.DataFrame, panel: Mapping, ax: Axes) -> None:
     lacking = "ours" in panel and "ours" not in set(table["whose"])
     title = panel.get("title", "") + lacking * "\n(ours: not recorded yet)"
     ax.set(xlabel=panel.get("x", ""), ylabel=panel["y"], title=title.strip())
-    if len(lines) > 1:
-        ax.legend()
