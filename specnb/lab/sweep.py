@@ -95,13 +95,11 @@ def load(file: str | Path) -> pd.DataFrame:
     """
     tables = []
     for line in _latest(Path(file)).values():
-        rows = pd.DataFrame(line["rows"] or {"status": ["failed"]})
-        where = {name: line[name] for name in ("key", "cell", "processor", "device", "torch", "date", "command")}
+        rows = line["rows"] or {"status": ["failed"]}
         fixed = {k: v for k, v in line["block"].items() if k not in rows and not isinstance(v, list | dict)}
-        rows = rows.assign(status=rows.get("status", "ok"), error=rows.get("error", line["error"]))
-        where["plan"] = line.get("plan", "")
-        rows.insert(0, "heads", [json.dumps(line["heads"], sort_keys=True)] * len(rows))
-        tables.append(pd.concat([pd.DataFrame([fixed] * len(rows)), rows.assign(**where)], axis=1))
+        fixed |= {"heads": json.dumps(line["heads"], sort_keys=True), "status": "ok", "error": line["error"]}
+        where = {name: line[name] for name in ("key", "cell", "processor", "device", "torch", "date", "command")}
+        tables.append(pd.DataFrame(fixed | rows | where | {"plan": line.get("plan", "")}))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["key", "status", "error"])
 
 
