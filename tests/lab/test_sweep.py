@@ -3,7 +3,9 @@
 import builtins
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from filelock import FileLock
 from sweep_cells import blocks
 
 from specnb.lab import sweep
-from specnb.models import provenance
+from specnb.models import files, provenance
 
 TESTS = Path(__file__).parent.parent
 
@@ -69,6 +71,28 @@ def test_all_executors_make_the_same_table(tmp_path, cluster, log):
     assert set(here["name"]) == {"NA"}  # a text, not a missing number
     assert set(here["processor"]) == {provenance.processor()}
     assert set(here["command"]) == {"me"}
+
+
+@pytest.mark.model
+def test_a_cluster_started_by_hand_as_the_docs_say(tmp_path):
+    """Scheduler and worker are processes of their own; a race sends its block there."""
+    pytest.importorskip("distributed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    lines = (files.ROOT / "docs" / "cluster.md").read_text(encoding="utf-8").split("```")[1].strip()
+    lines = lines.replace("8786", port).replace("HOST", "127.0.0.1").splitlines()
+    commands = [shlex.split(line, comments=True) for line in lines]
+    module = {"dask": [sys.executable, "-m", "dask"], "python": [sys.executable]}
+    *servers, asked = [[*module[first], *rest] for first, *rest in commands]
+    running = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) for command in servers]
+    try:
+        subprocess.run([*asked, "--prompts", "conversation-01"], cwd=tmp_path, check=True, timeout=300)
+    finally:
+        for server in running:
+            server.terminate()
+    assert [server.wait(60) is not None for server in running] == [True, True]
+    assert sweep.load(tmp_path / "my_texts.jsonl")["same"].tolist() == [True]
 
 
 def test_nothing_is_measured_twice(tmp_path, log):
