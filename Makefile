@@ -43,7 +43,7 @@ figures: $(VENV)/.dev fetch                  # run all notebooks on a fresh kern
 stills: $(VENV)/.dev fetch                   # what the site shows of every widget, into figures/stills
 	$(PARALLEL) $(BIN)/python tools/make_stills.py $(wildcard notebooks/*.ipynb)
 
-screens: $(VENV)/.dev fetch                  # a browser's picture of the README's widget, into figures/screens
+screens: $(VENV)/.dev fetch                  # pictures of notebook 00's widgets by Chromium, into figures/screens
 	SPECNB_SCREENS=figures/screens $(PARALLEL) $(BIN)/python -m pytest tests/show/test_browser.py -rs -k "every_control and 00"
 
 readme: $(VENV)/.lab            # the README's results, from the recorded race

@@ -32,9 +32,11 @@ def paper_figure(name: str, item: str) -> Figure:
         raise ValueError(f"{name} has no {item!r} to redraw: there are {', '.join(FIGURES.get(name, FIGURES))}")
     drawn, compared = panels(name, item), claims.reading()
     same = {key: len({str(panel[key]) for panel in drawn}) == 1 for key in ("y", "lines")}
-    figure, axes = plt.subplots(1, len(drawn), figsize=(13, 4.6), sharey=same["y"], squeeze=False, layout="constrained")
+    rows = 2 if len(drawn) > 4 else 1
+    shape = {"figsize": (13, 4.6 * rows), "sharey": same["y"], "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(rows, len(drawn) // rows, **shape)
     tables = [points(name, item, panel, compared) for panel in drawn]
-    for table, panel, ax in zip(tables, drawn, axes[0], strict=True):
+    for table, panel, ax in zip(tables, drawn, axes.flat, strict=True):
         _draw(table, panel, ax)
         if (lines := ax.get_legend_handles_labels()[0]) and not same["lines"]:
             ax.legend()
@@ -46,8 +48,9 @@ def paper_figure(name: str, item: str) -> Figure:
 
 
 def panels(name: str, item: str) -> list[Mapping]:
-    """The panels of one item, each with the fields that they share."""
-    return [FIGURES[name][item] | panel for panel in FIGURES[name][item].get("panels", [{}])]
+    """The panels of one item, each with the fields that they share; ticks may be named, a table beside them."""
+    found = [FIGURES[name][item] | panel for panel in FIGURES[name][item].get("panels", [{}])]
+    return [panel | {"ticks": panel.get(str(panel["ticks"]), panel["ticks"])} for panel in found]
 
 
 def points(name: str, item: str, panel: Mapping, compared: Callable) -> pd.DataFrame:

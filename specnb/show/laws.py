@@ -13,7 +13,7 @@ from specnb import exact, growth, verifiers
 from specnb.decode import Generation, Step, Verifier
 from specnb.sampling import RandomCoins
 from specnb.show.explorers import Explorer, Picture, explorer
-from specnb.show.look import COLOURS, INK, bars, canvas, png
+from specnb.show.look import COLOURS, INK, bars, canvas, kinds, png
 from specnb.show.stepper import describe, render_step
 from specnb.tree import Drawn
 
@@ -87,8 +87,7 @@ def render_law(shape: str, **weights: float) -> Picture:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2)
         side = figure.add_axes((0.66, 0.28, 0.3, 0.56))
         lengths = [row["accepted"] for row in found.values()]
-        colours = [COLOURS["accepted"], COLOURS["bonus"], COLOURS["recovered"]]
-        shown = side.barh(list(found), lengths, color=colours[: len(found)])
+        shown = side.barh(list(found), lengths, color=[colour for colour, *_ in kinds(list(found)).values()])
         side.bar_label(shown, fmt="{:.4f}", padding=5, fontsize=13)
         side.set(xlim=(0, depth * 1.25), xlabel=f"expected accepted tokens, depth {depth}")
         side.invert_yaxis()
@@ -167,7 +166,7 @@ def render_acceptance(mix: float, gamma: int) -> Picture:
     at, low = np.arange(3), np.minimum(TARGET, q)
     with canvas(10, 4.2) as figure:
         ax = figure.add_axes((0.07, 0.12, 0.45, 0.74))
-        _draw_laws(ax, TARGET, q, "ABC")
+        _draw_laws(ax, TARGET, q, "abc")
         ax.bar(at, low, 0.86, color=COLOURS["accepted"], alpha=0.3, label="overlap min(p, q)")
         ax.hlines(low, at - 0.43, at + 0.43, color=COLOURS["accepted"], lw=3)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3)

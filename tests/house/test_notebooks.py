@@ -69,6 +69,8 @@ def loose(notebook) -> list[str]:
     texts = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
     found = ["more than 60 cells"] if len(notebook.cells) > 60 else []
     found += ["more than 2,000 words"] if sum(len(cell.source.split()) for cell in texts) > 2000 else []
+    sections = sum(len(re.findall(r"^## \d", cell.source, re.MULTILINE)) for cell in texts)
+    found += ["more than 8 numbered sections"] if sections > 8 else []
     for cell in texts:
         said = re.sub(r"\]\([^)]*\)|`[^`]*`", "", cell.source)
         if not QUOTED & {*cell.metadata.get("tags", [])} and (typed := re.findall(r"(?<![\w.])\d*\.\d+|\d+ ?%", said)):
@@ -82,7 +84,7 @@ def test_lectures_keep_their_form():
 
 
 def test_a_typed_number_is_noticed():
-    for said in (" It is .87 of it.", " That is 12 % more.", " word" * 2000):
+    for said in (" It is .87 of it.", " That is 12 % more.", " word" * 2000, "\n## 9 More"):
         spoiled = broken(lambda notebook, code, said=said: notebook.cells.append(nbformat.v4.new_markdown_cell(said)))
         assert len(loose(spoiled)) == 1, said[:20]
 
