@@ -133,20 +133,15 @@ def record(
     return wanted.measure(folder / f"{name}.jsonl", f"python -m specnb.lab record {name}{workers}", executor, retry)
 
 
-def recorded(name: str, folder: Path = RESULTS, *, replaced: bool = False) -> pd.DataFrame:
+def recorded(name: str, folder: Path = RESULTS) -> pd.DataFrame:
     """A recorded experiment, one row a run, with the column domain; ValueError if there is none of that name.
 
-    Only its own blocks, recorded with the committed heads and the present settings; replaced: all that there are, with
-    a line that says so, as long as it has not been recorded again.
+    Only its own blocks, recorded with the committed heads and the present settings.
     """
     table = sweep.load(folder / f"{check(name)}.jsonl")
+    table = table[table["key"].isin(EXPERIMENTS[name].keys())].reset_index(drop=True)
     if table.empty:
-        raise ValueError(f"{name} is not recorded yet: `python -m specnb.lab record {name}`")
-    own = table["key"].isin(EXPERIMENTS[name].keys())
-    if replaced and not own.any():
-        print(f"{name}: recorded {table['date'].max()}, with heads that have been replaced since")
-        own = ~own
-    table = table[own].reset_index(drop=True)
+        raise ValueError(f"{name} is not recorded yet, with these heads: `python -m specnb.lab record {name}`")
     return table.assign(domain=prompts.domains(table["prompt"])) if "prompt" in table else table
 
 

@@ -1,6 +1,7 @@
 """Explorers of small laws: move p, q and the shape of the tree, for all coins at once or along one draw of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import ipywidgets
@@ -15,7 +16,7 @@ from specnb.sampling import RandomCoins
 from specnb.show.explorers import Explorer, Picture, explorer
 from specnb.show.look import COLOURS, INK, bars, canvas, kinds, png
 from specnb.show.stepper import describe, render_step
-from specnb.tree import Drawn
+from specnb.tree import Drawn, TokenTree
 
 CHAINS = {f"chain of {gamma}": growth.chain(gamma) for gamma in (2, 3)}
 SHAPES = CHAINS | {
@@ -119,8 +120,9 @@ def verified(p: tuple[float, ...], q: tuple[float, ...], shape: str, draw: int) 
     drafter, depth = exact.toy_drafter(lambda prefix: drafted, tree, Drawn.SWOR), max(map(len, tree.paths))
     draft, verdict = exact.verify_once(drafter, verifiers.traversal, lambda prefix: law, coins, depth=depth)
     tokens = (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
+    draft = replace(draft, tree=TokenTree([3, *draft.tree.token_list[1:]], draft.tree.parent_list))  # 3: see _letters
     step = Step(0, 1, draft, law.expand(len(draft.tree), -1), verdict, tokens, {}, tuple(coins.uniforms), "length")
-    return Generation((0,), tokens, (step,), "length")
+    return Generation((3,), tokens, (step,), "length")
 
 
 def render_trial(shape: str, draw: int, trial: int, **weights: float) -> Picture:
@@ -131,7 +133,7 @@ def render_trial(shape: str, draw: int, trial: int, **weights: float) -> Picture
 
 
 def _letters(tokens: Sequence[int]) -> list[str]:
-    return ["abc"[token] for token in tokens]
+    return [("a", "b", "c", "root")[token] for token in tokens]
 
 
 def trial_explorer() -> Explorer:

@@ -1,4 +1,4 @@
-"""The table of experiments: every block can be measured, every recording is read or known to be stale."""
+"""The table of experiments: every block can be measured, every recording can be read."""
 
 import json
 import shutil
@@ -10,8 +10,6 @@ from specnb import heads
 from specnb.lab import experiments, methods, run, sweep
 from specnb.lab.experiments import EXPERIMENTS, RESULTS
 from specnb.models import files
-
-KNOWN_STALE = RESULTS / "stale.txt"  # the first edition's recordings that notebooks still read; it only shrinks
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -28,12 +26,9 @@ def test_every_experiment_can_be_measured(name):
     assert not drawn or wanted.settings["temperature"] > 0
 
 
-def test_stale_is_red():
-    """Made with other heads, by a gone command, or with unknown columns: only the known ones, and none is new."""
-    known = {line.split(":")[0] for line in KNOWN_STALE.read_text().splitlines()}
-    found = experiments.stale()
-    assert set(found) <= known, {name: why for name, why in found.items() if name not in known}
-    assert known <= set(found), f"no longer stale, take them off {KNOWN_STALE.name}: {known - set(found)}"
+def test_no_recording_is_stale():
+    """Made with other heads, by a gone command, or with unknown columns."""
+    assert experiments.stale() == {}
 
 
 def test_every_result_belongs_to_a_recording():
@@ -43,7 +38,7 @@ def test_every_result_belongs_to_a_recording():
         if path.suffix in (".csv", ".npz"):
             assert any(path.stem.startswith(name) for name in names), path.name
         else:
-            assert path.suffix in (".json", ".jsonl") or path == KNOWN_STALE, path.name
+            assert path.suffix in (".json", ".jsonl"), path.name
 
 
 def record_one(folder, monkeypatch, columns=None, name="ptd_alike"):
@@ -65,7 +60,9 @@ def test_a_recording_says_its_command_and_is_read_back(tmp_path, monkeypatch):
     assert experiments.stale(tmp_path) == {}
     with pytest.raises(ValueError, match="unknown experiment 'ptd_like': known are race"):
         experiments.recorded("ptd_like", tmp_path)
-    with pytest.raises(ValueError, match=r"race is not recorded yet: `python -m specnb.lab record race`"):
+    with pytest.raises(
+        ValueError, match=r"race is not recorded yet, with these heads: `python -m specnb.lab record race`"
+    ):
         experiments.recorded("race", tmp_path)
 
 
@@ -110,16 +107,14 @@ def test_only_the_present_blocks_are_read(tmp_path, monkeypatch):
     assert len(sweep.load(path)) == 2
     assert experiments.recorded("ptd_alike", tmp_path)["length"].tolist() == [64]
     assert experiments.stale(tmp_path) == {"ptd_alike.jsonl": "made with other heads: edd"}
-    assert len(experiments.recorded("ptd_alike", tmp_path, replaced=True)) == 1
 
 
-def test_replaced_blocks_are_read_on_request_while_there_are_no_others(tmp_path, monkeypatch, capsys):
+def test_blocks_of_heads_that_have_been_replaced_are_not_read(tmp_path, monkeypatch):
     record_one(tmp_path, monkeypatch)
     path = tmp_path / "ptd_alike.jsonl"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": "0" * 16}) + "\n")
-    assert len(experiments.recorded("ptd_alike", tmp_path)) == 0
-    assert len(experiments.recorded("ptd_alike", tmp_path, replaced=True)) == 1
-    assert "with heads that have been replaced since" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="ptd_alike is not recorded yet, with these heads"):
+        experiments.recorded("ptd_alike", tmp_path)
 
 
 @pytest.mark.parametrize("fault", ["heads", "columns", "name", "command"])
