@@ -141,7 +141,7 @@ def recorded(name: str, folder: Path = RESULTS) -> pd.DataFrame:
     table = sweep.load(folder / f"{check(name)}.jsonl")
     table = table[table["key"].isin(EXPERIMENTS[name].keys())].reset_index(drop=True)
     if table.empty:
-        raise ValueError(f"{name} is not recorded yet, with these heads: `python -m specnb.lab record {name}`")
+        raise ValueError(f"{name} is not recorded yet, as it is now: `python -m specnb.lab record {name}`")
     return table.assign(domain=prompts.domains(table["prompt"])) if "prompt" in table else table
 
 

@@ -60,9 +60,7 @@ def test_a_recording_says_its_command_and_is_read_back(tmp_path, monkeypatch):
     assert experiments.stale(tmp_path) == {}
     with pytest.raises(ValueError, match="unknown experiment 'ptd_like': known are race"):
         experiments.recorded("ptd_like", tmp_path)
-    with pytest.raises(
-        ValueError, match=r"race is not recorded yet, with these heads: `python -m specnb.lab record race`"
-    ):
+    with pytest.raises(ValueError, match=r"race is not recorded yet, as it is now: `python -m specnb.lab record race`"):
         experiments.recorded("race", tmp_path)
 
 
@@ -113,7 +111,7 @@ def test_blocks_of_heads_that_have_been_replaced_are_not_read(tmp_path, monkeypa
     record_one(tmp_path, monkeypatch)
     path = tmp_path / "ptd_alike.jsonl"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"key": "0" * 16}) + "\n")
-    with pytest.raises(ValueError, match="ptd_alike is not recorded yet, with these heads"):
+    with pytest.raises(ValueError, match="ptd_alike is not recorded yet"):
         experiments.recorded("ptd_alike", tmp_path)
 
 
