@@ -18,3 +18,9 @@ def threads(request):
 def smollm2() -> models.Pair:
     """SmolLM2-135M-Instruct in float32 on the CPU."""
     return models.load_pair(dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def two_sizes(monkeypatch):
+    """Graphs record forwards of two sizes only: on a CPU each takes seconds."""
+    monkeypatch.setitem(models.Graphs.__init__.__kwdefaults__, "sizes", (1, 8))

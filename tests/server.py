@@ -17,9 +17,7 @@ OWN += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"]
 @contextmanager
 def running(command: Sequence[str], folder: Path, cwd: Path | None = None) -> Iterator[str]:
     """The address of the server that a command starts, which keeps its own files in a folder; ended at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    address = f"http://127.0.0.1:{free_port()}"
     options = ["--no-browser", "--allow-root", "--IdentityProvider.token="]
     options += ["--ServerApp.port=" + address.rpartition(":")[2], "--ServerApp.port_retries=0"]
     environment = os.environ | {name: str(folder / name) for name in OWN}
@@ -37,6 +35,13 @@ def running(command: Sequence[str], folder: Path, cwd: Path | None = None) -> It
         except subprocess.TimeoutExpired:  # a loaded machine: the folder is temporary, nothing is lost
             server.kill()
             server.wait()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses just now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def answers(url: str) -> bool:

@@ -17,7 +17,7 @@ def reliability(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equa
     if not ((confidence >= 0) & (confidence <= 1 + 1e-9)).all() or not np.isin(hit, (0, 1)).all():
         raise ValueError("confidence must lie in 0..1, and hit be 0 or 1")
     if equal == "width":
-        place = np.minimum(confidence * bins, bins - 1).astype(int)
+        place = _by_width(confidence, bins)
     elif equal == "count":
         place = np.argsort(np.argsort(confidence, kind="stable"), kind="stable") * bins // len(confidence)
     else:
@@ -39,5 +39,9 @@ def calibrated_ece(confidence: np.ndarray, *, share: float = 0.95, draws: int = 
     """
     confidence = np.asarray(confidence, float)
     gap = (np.random.default_rng(seed).random((draws, len(confidence))) < confidence) - confidence  # (draws, n)
-    sums = gap @ (np.minimum(confidence * 10, 9).astype(int)[:, None] == np.arange(10))  # (draws, bins)
+    sums = gap @ (_by_width(confidence, 10)[:, None] == np.arange(10))  # (draws, bins)
     return float(np.quantile(np.abs(sums).sum(1) / len(confidence), share))
+
+
+def _by_width(confidence: np.ndarray, bins: int) -> np.ndarray:
+    return np.minimum(confidence * bins, bins - 1).astype(int)

@@ -143,7 +143,7 @@ def method(name: str) -> Method:
     return Method(name, None, head, shape, drawn, verifiers.BY_NAME[verifier], merged=other or None, window=window)
 
 
-def draft_model(head: str, pair: models.Pair, capacity: int = 0) -> DraftModel:
+def draft_model(head: str, pair: models.Pair, capacity: int) -> DraftModel:
     """A trained head or the pair's own draft model; "edd@1.3" is edd with its logits divided by 1.3.
 
     capacity: if above 0 its forwards are recorded, for so many tokens.
@@ -166,7 +166,7 @@ def build(
     """The drafter of a method of ours. loaded: its draft model, if it is there already; prices: auto's."""
     if made.alone:
         return named(made.alone, pair)
-    draft, other = loaded or draft_model(made.head, pair), named(made.merged, pair) if made.merged else None
+    draft, other = loaded or draft_model(made.head, pair, 0), named(made.merged, pair) if made.merged else None
     if made.rule == "auto":
         return AutoDrafter(draft, *prices, other)
     own = TreeDrafter(draft, rule(made.rule), made.drawn)

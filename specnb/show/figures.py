@@ -50,7 +50,7 @@ def paper_figure(name: str, item: str) -> Figure:
 def panels(name: str, item: str) -> list[Mapping]:
     """The panels of one item, each with the fields that they share; ticks may be named, a table beside them."""
     found = [FIGURES[name][item] | panel for panel in FIGURES[name][item].get("panels", [{}])]
-    return [panel | {"ticks": panel.get(str(panel["ticks"]), panel["ticks"])} for panel in found]
+    return [panel | {"ticks": panel[t] if isinstance(t := panel["ticks"], str) else t} for panel in found]
 
 
 def points(name: str, item: str, panel: Mapping, compared: Callable) -> pd.DataFrame:

@@ -25,17 +25,8 @@ def lab(smollm2, monkeypatch, tmp_path):
 
 @pytest.mark.model
 def test_a_race_is_recorded_and_shown(lab, tmp_path, capsys):
-    words = [
-        "--prompts",
-        "conversation-01",
-        "conversation-02",
-        "--tokens",
-        "4",
-        "--repetitions",
-        "2",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    words = ["--prompts", "conversation-01", "conversation-02", "--tokens", "4", "--repetitions", "2"]
+    words += ["--out", str(tmp_path / "out")]
     lab("race", "generate", "edd:chain 2", *words)
     table = sweep.load(tmp_path / "out.jsonl")
     assert len(table) == 8
@@ -63,17 +54,8 @@ def test_failures_end_the_command_with_their_names(lab, tmp_path):
 
 @pytest.mark.model
 def test_texts_and_prices(lab, tmp_path, capsys):
-    lab(
-        "race",
-        "n-gram tree",
-        "--texts",
-        "--prompts",
-        "conversation-01",
-        "--tokens",
-        "4",
-        "--out",
-        str(tmp_path / "texts"),
-    )
+    words = ["--texts", "--prompts", "conversation-01", "--tokens", "4", "--out", str(tmp_path / "texts")]
+    lab("race", "n-gram tree", *words)
     assert sweep.load(tmp_path / "texts.jsonl")["same"].tolist() == [True]
     assert "n-gram tree: 1 of 1 texts are those of generate, 0 but for a near tie" in capsys.readouterr().out
     lab("price", "edd", "--prefix", "10", "--repetitions", "1", "--out", str(tmp_path / "curves"))

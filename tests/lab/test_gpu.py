@@ -9,7 +9,7 @@ from tiny import llama, near_copy
 
 from specnb.lab import __main__ as command
 from specnb.lab import experiments, gpu, prices, run, sweep
-from specnb.models import Graphs, Pair, graphs
+from specnb.models import Pair, graphs
 
 LAWFUL = ["pair:kary 2,2 swor traversal", "pair:chain 2 iid block in graphs", "pair:eagle2 5,2,3 in graphs"]
 
@@ -88,10 +88,10 @@ def reduced(wanted: experiments.Experiment) -> experiments.Experiment:
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("two_sizes")
 def test_the_command_in_a_reduced_form(smollm2, monkeypatch, tmp_path, capsys):
     for module in (run, prices, gpu):
         monkeypatch.setattr(module, "loaded", lambda *_: smollm2)
-    monkeypatch.setitem(Graphs.__init__.__kwdefaults__, "sizes", (1, 8))  # on a CPU it takes seconds to record one
     asked = {name: reduced(wanted) for name, wanted in experiments.EXPERIMENTS.items() if name.startswith("gpu_")}
     monkeypatch.setattr(experiments, "EXPERIMENTS", asked)
     monkeypatch.setattr(sys, "argv", ["lab", "gpu", "--out", str(tmp_path)])

@@ -8,7 +8,7 @@ from tiny import generated, llama
 from specnb import models
 from specnb.lab import methods, run
 from specnb.lab.prices import counted
-from specnb.models import Graphs, Window
+from specnb.models import Window
 
 CHOSEN = ["generate", "prompt lookup", "assistant", "undrafted", "edd:chain 3", "talf:salf 6,3,0.8,10 + ngram"]
 
@@ -84,10 +84,9 @@ def test_self_drafting_rows_have_ptds_counts(one_model):
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("one_model")
+@pytest.mark.usefixtures("one_model", "two_sizes")
 def test_texts_by_name_and_a_target_without_positions(monkeypatch):
     monkeypatch.setitem(methods.WINDOWS, "streaming 256", Window(4, 20))
-    monkeypatch.setitem(Graphs.__init__.__kwdefaults__, "sizes", (1, 8))  # on a CPU it takes seconds to record one
     names = ["vdm:streaming 1024", "vdm:streaming 256", "talf:kary 2,3 + ngram", "ngram budget=6 in graphs"]
     rows = run.texts_block("conversation-02", names, 12, control="vdm:eagle2 20,4,4")
     same = {(row["method"], row["positions"]): row["same"] for row in rows}

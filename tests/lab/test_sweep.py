@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pandas as pd
 import pytest
 import sweep_cells
 from filelock import FileLock
+from server import free_port
 from sweep_cells import blocks
 
 from specnb.lab import sweep
@@ -77,9 +77,7 @@ def test_all_executors_make_the_same_table(tmp_path, cluster, log):
 def test_a_cluster_started_by_hand_as_the_docs_say(tmp_path):
     """Scheduler and worker are processes of their own; a race sends its block there."""
     pytest.importorskip("distributed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     lines = (files.ROOT / "docs" / "cluster.md").read_text(encoding="utf-8").split("```")[1].strip()
     lines = lines.replace("8786", port).replace("HOST", "127.0.0.1").splitlines()
     commands = [shlex.split(line, comments=True) for line in lines]
@@ -91,7 +89,8 @@ def test_a_cluster_started_by_hand_as_the_docs_say(tmp_path):
     finally:
         for server in running:
             server.terminate()
-    assert [server.wait(60) is not None for server in running] == [True, True]
+        for server in running:
+            server.wait(60)
     assert sweep.load(tmp_path / "my_texts.jsonl")["same"].tolist() == [True]
 
 
