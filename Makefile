@@ -5,6 +5,7 @@ LAB    ?=                 # options for jupyter lab, e.g. LAB="--no-browser --po
 JOBS   ?= 2                # test processes, of one thread and about 2 GB each
 BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q -e   # Python compiles what it imports
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: lab test train-smoke figures stills screens html slides readme fetch lint clean
@@ -13,11 +14,11 @@ PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 $(VENV)/.lab: pyproject.toml     # what a reader needs; an environment that is there and has pip is kept
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"specnb needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[lab]"
+	$(INSTALL) ".[lab]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.lab       # what tests, site and browser need besides
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]"
+	$(INSTALL) ".[dev]"
 	touch $@
 
 fetch: $(VENV)/.lab             # the embedded model and the prompt sets, into the user cache

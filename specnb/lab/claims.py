@@ -30,8 +30,8 @@ COLUMNS = (
 )  # fmt: skip
 DIRECTIONS = ("above", "below", "within")
 STATISTICS: dict[str, Callable[[np.ndarray], float]] = {  # of (prompts, methods) values
-    "mean": lambda x: x[:, 0].mean(),
-    "mean, %": lambda x: 100 * x[:, 0].mean(),
+    "mean": lambda x: x.mean(),  # over methods, too: seeds of one head
+    "mean, %": lambda x: 100 * x.mean(),
     "ratio": lambda x: np.median(x[:, 0] / x[:, 1]),  # the median over prompts
     "per cent": lambda x: 100 * (np.median(x[:, 0] / x[:, 1]) - 1),  # the same, as a gain
     "difference": lambda x: (x[:, 0] - x[:, 1]).mean(),

@@ -77,7 +77,7 @@ def test_a_forecast_by_hand():
 
 TINY = {"model_type": "qwen2", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-FEW = {"length": 8, "repetitions": 1, "sizes": [1, 4], "draws": 20, "target": TINY, "draft": TINY}
+FEW = {"length": 8, "repetitions": 1, "sizes": [1, 4], "draws": 5, "target": TINY, "draft": TINY}
 
 
 def reduced(wanted: experiments.Experiment) -> experiments.Experiment:
@@ -88,7 +88,7 @@ def reduced(wanted: experiments.Experiment) -> experiments.Experiment:
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("two_sizes")
+@pytest.mark.usefixtures("one_size")
 def test_the_command_in_a_reduced_form(smollm2, monkeypatch, tmp_path, capsys):
     for module in (run, prices, gpu):
         monkeypatch.setattr(module, "loaded", lambda *_: smollm2)

@@ -84,7 +84,7 @@ def test_self_drafting_rows_have_ptds_counts(one_model):
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("one_model", "two_sizes")
+@pytest.mark.usefixtures("one_model", "one_size")
 def test_texts_by_name_and_a_target_without_positions(monkeypatch):
     monkeypatch.setitem(methods.WINDOWS, "streaming 256", Window(4, 20))
     names = ["vdm:streaming 1024", "vdm:streaming 256", "talf:kary 2,3 + ngram", "ngram budget=6 in graphs"]
