@@ -34,7 +34,7 @@ class ProgressiveDrafter(Reader):
     feedback: what the target says after each candidate is merged into the candidates' tree, as in the public code.
     As there, the pool takes the tree as expanded, before it steps and without the limit of its width. Unlike there,
     the pool takes it from the first step on, and nodes behind an end of text are not removed.
-    from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (the code's PLD_INI).
+    from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (its PLD_INI: the prompt).
     refill: while the first level holds fewer than ``children`` nodes, the last one's draft token joins it, or, if there
     is none, the text's next token: a rule of the public code, the paper does not say how the first level is kept up.
     Raises ValueError for bounds below 1 and an unknown expansion.

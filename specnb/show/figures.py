@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 
 from specnb.lab import claims, paper
 from specnb.models import files
-from specnb.show.look import INK, STYLE
+from specnb.show.look import INK
 
 FIGURES = tomllib.loads((files.DATA / "figures.toml").read_text("utf-8"))
 
@@ -96,14 +96,14 @@ def _draw(table: pd.DataFrame, panel: Mapping, ax: Axes) -> None:
     ticks, lines = _names(panel["ticks"]), list(_names(panel["lines"]))
     numeric, across = _numeric(ticks), "across" in panel.get("ours", {})
     step = 0 if numeric or across else 0.8 / len(lines)
-    for number, (line, colour) in enumerate(zip(lines, STYLE["axes.prop_cycle"].by_key()["color"] * 2, strict=False)):
+    for number, (line, place) in enumerate(zip(lines, panel.get("colours", range(len(lines))), strict=True)):
         for whose, part in table[table["line"] == line].groupby("whose"):
             shift = step * (number - (len(lines) - 1) / 2) + step * (0.15 if whose == "ours" else -0.15)
             x, spread = part["x"] + shift, [part["value"] - part["low"], part["high"] - part["value"]]
             look = {"marker": "o"} if whose == "ours" else {"marker": "D", "mfc": "white", "alpha": 0.7, "lw": 1}
             joined = "-" if (numeric or across) and part["x"].is_unique and len(part) > 1 else ""
-            ax.errorbar(x, part["value"], spread, color=colour, ls=joined, ms=6, elinewidth=2, **look)
-        ax.plot([], [], "s", color=colour, label=line if len(lines) > 1 else None)
+            ax.errorbar(x, part["value"], spread, color=f"C{place}", ls=joined, ms=6, elinewidth=2, **look)
+        ax.plot([], [], "s", color=f"C{place}", label=line if len(lines) > 1 else None)
     if not across and not any("." in tick for tick in ticks):  # shares and thresholds: matplotlib's own ticks
         at = map(float, ticks) if numeric else range(len(ticks))
         size = 9 if len(ticks) > 6 or len(ax.figure.axes) > 3 else None
