@@ -84,7 +84,7 @@ def test_environment_python_is_allowed(project, environment):
 
 
 def test_makefile_installs_extras_that_exist(project):
-    used = re.findall(r'-e "?\.\[([\w,]+)\]', (ROOT / "Makefile").read_text(encoding="utf-8"))
+    used = re.findall(r'"\.\[([\w,]+)\]"', (ROOT / "Makefile").read_text(encoding="utf-8"))
     assert used
     assert {name for names in used for name in names.split(",")} <= set(project["optional-dependencies"])
 

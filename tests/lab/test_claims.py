@@ -70,7 +70,7 @@ X = np.array([[2.0, 1.0, 4.0], [3.0, 2.0, 1.0], [6.0, 4.0, 2.0]])
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("mean", 11 / 3), ("ratio", 1.5), ("per cent", 50.0), ("difference", 4 / 3), ("share", 1.0), ("lead", 4 / 3)],
+    [("mean", 25 / 9), ("ratio", 1.5), ("per cent", 50.0), ("difference", 4 / 3), ("share", 1.0), ("lead", 4 / 3)],
 )
 def test_statistics_of_a_small_table(name, expected):
     assert claims.STATISTICS[name](X) == pytest.approx(expected)
