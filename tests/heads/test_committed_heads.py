@@ -57,8 +57,8 @@ def test_text_is_the_targets_and_drafting_is_as_trained(name, smollm2):
     for i, ids in enumerate(map(smollm2.encode, texts)):
         compared = Compared(heads.draft_model(*parts), parts, model)
         shape = growth.chain(4) if i else growth.kary(2, 2)
-        generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=8)
-        plain = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
+        generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=6)
+        plain = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist()
         ours = list(generation.tokens)
         if ours != plain:
             at = next(k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b)
@@ -96,7 +96,7 @@ def test_replay_predicts_real_chains(name, smollm2):
     generations, dialogues = [], []
     for text in texts:
         ids = smollm2.encode(text)
-        generations.append(decode(Target(model), drafter, verifiers.greedy, ids, max_new_tokens=24))
+        generations.append(decode(Target(model), drafter, verifiers.greedy, ids, max_new_tokens=16))
         dialogues.append((ids, tuple(generations[-1].tokens)))
     data = runs.features.compute(smollm2, frozen, dialogues, [spec.hidden_layer] if spec.hidden_layer else [])
     replayed = dict(evaluation.by_dialogue(head, spec, frozen, data))
