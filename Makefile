@@ -5,7 +5,7 @@ LAB    ?=                 # options for jupyter lab, e.g. LAB="--no-browser --po
 JOBS   ?= 2                # test processes, of one thread and about 2 GB each
 BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q -e   # Python compiles what it imports
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -e
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: lab test train-smoke figures stills screens html slides readme fetch lint clean
