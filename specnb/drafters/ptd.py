@@ -30,7 +30,7 @@ class ProgressiveDrafter(Reader):
     token is the next step's candidate tree. d_v is the argmax, or drawn: see EXPANSIONS.
 
     chained: each first-level node sees those before it (the public code's mask), not only its own branch (the text,
-    and the default: it drafted better on our prompts).
+    and the default).
     feedback: what the target says after each candidate is merged into the candidates' tree, as in the public code.
     As there, the pool takes the tree as expanded, before it steps and without the limit of its width. Unlike there,
     the pool takes it from the first step on, and nodes behind an end of text are not removed.

@@ -93,14 +93,15 @@ def load(file: str | Path) -> pd.DataFrame:
 
     The last record of a block counts. A torn last line is left out.
     """
-    tables = []
+    records = []
     for line in _latest(Path(file)).values():
         rows = line["rows"] or {"status": ["failed"]}
         fixed = {k: v for k, v in line["block"].items() if k not in rows and not isinstance(v, list | dict)}
         fixed |= {"heads": json.dumps(line["heads"], sort_keys=True), "status": "ok", "error": line["error"]}
         where = {name: line[name] for name in ("key", "cell", "processor", "device", "torch", "date", "command")}
-        tables.append(pd.DataFrame(fixed | rows | where | {"plan": line.get("plan", "")}))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["key", "status", "error"])
+        where["plan"] = line.get("plan", "")
+        records += [fixed | dict(zip(rows, row, strict=True)) | where for row in zip(*rows.values(), strict=True)]
+    return pd.DataFrame(records) if records else pd.DataFrame(columns=["key", "status", "error"])
 
 
 def keys(cell: str, measure: Callable, blocks: Sequence[Block], heads: Mapping[str, str]) -> dict[str, dict]:
