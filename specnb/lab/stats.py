@@ -26,16 +26,14 @@ def interval(
     if len(values) < 2:
         return float("nan"), float("nan")
 
-    def each(resamples: np.ndarray, axis: int) -> np.ndarray:  # scipy's own loop takes longer than the statistics
-        found = [statistic(values[rows]) for rows in resamples.reshape(-1, resamples.shape[axis])]
-        return np.reshape(found, resamples.shape[:-1])
+    def each(rows: np.ndarray, axis: int) -> np.ndarray:  # scipy's own loop takes longer than the statistics
+        return np.reshape([statistic(values[some]) for some in rows.reshape(-1, rows.shape[axis])], rows.shape[:-1])
 
     with warnings.catch_warnings(action="ignore"):  # where leaving one prompt out changes nothing BCa is not defined
         for method in ("BCa", "percentile"):
             found = stats.bootstrap(
-                (np.arange(len(values)),), each, vectorized=True, n_resamples=RESAMPLES, method=method,
-                confidence_level=level, rng=np.random.default_rng(seed),
-            )  # fmt: skip
+                (np.arange(len(values)),), each, n_resamples=RESAMPLES, method=method, confidence_level=level, rng=seed
+            )
             low, high = map(float, found.confidence_interval)
             if np.isfinite([low, high]).all():
                 break
@@ -67,9 +65,8 @@ def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
     prompts: how many have both methods. Failed rows are left out there and counted in the column failed; a method that
     always failed has nothing else.
     """
-    good = table[table["status"] == "ok"]
+    good, rows = table[table["status"] == "ok"], {}
     good = good.assign(**{"token/s": good["tokens"] / good["seconds"]})
-    rows = {}
     if not (good["method"] == baseline).any():
         raise ValueError(f"there is no run of the baseline {baseline!r}: {', '.join(table['method'].unique())}")
     for name, part in good.groupby("method", sort=False):

@@ -98,9 +98,8 @@ def load(file: str | Path) -> pd.DataFrame:
         rows = line["rows"] or {"status": ["failed"]}
         fixed = {k: v for k, v in line["block"].items() if k not in rows and not isinstance(v, list | dict)}
         fixed |= {"heads": json.dumps(line["heads"], sort_keys=True), "status": "ok", "error": line["error"]}
-        where = {name: line[name] for name in ("key", "cell", "processor", "device", "torch", "date", "command")}
-        where["plan"] = line.get("plan", "")
-        records += [fixed | dict(zip(rows, row, strict=True)) | where for row in zip(*rows.values(), strict=True)]
+        where = {name: line[name] for name in ("key", "cell", *WHERE, "date", "command", "plan")}
+        records += [{**fixed, **dict(zip(rows, row, strict=True)), **where} for row in zip(*rows.values(), strict=True)]
     return pd.DataFrame(records) if records else pd.DataFrame(columns=["key", "status", "error"])
 
 
@@ -136,7 +135,7 @@ def _latest(file: Path) -> dict[str, dict]:
     complete = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     for number, text in enumerate(complete, start=1):
         try:
-            line = json.loads(text)
+            line = {"plan": ""} | json.loads(text)
         except ValueError as error:
             raise ValueError(f"{file}, line {number} is no recorded block: {error}") from error
         if line["key"] not in found or (line["rows"] and {*line["rows"].get("status", ["ok"])} != {"failed"}):
