@@ -65,8 +65,8 @@ def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
     prompts: how many have both methods. Failed rows are left out there and counted in the column failed; a method that
     always failed has nothing else.
     """
-    good, rows = table[table["status"] == "ok"], {}
-    good = good.assign(**{"token/s": good["tokens"] / good["seconds"]})
+    good = table[table["status"] == "ok"].assign(**{"token/s": lambda runs: runs["tokens"] / runs["seconds"]})
+    rows = {}
     if not (good["method"] == baseline).any():
         raise ValueError(f"there is no run of the baseline {baseline!r}: {', '.join(table['method'].unique())}")
     for name, part in good.groupby("method", sort=False):

@@ -11,7 +11,7 @@ from specnb.lab import __main__ as command
 from specnb.lab import experiments, gpu, prices, run, sweep
 from specnb.models import Pair, graphs
 
-LAWFUL = ["pair:kary 2,2 swor traversal", "pair:eagle2 5,2,3 in graphs"]
+LAWFUL = ["pair:kary 2,2 swor traversal in graphs", "pair:eagle2 5,2,3 in graphs"]
 
 
 class Toy(Pair):
