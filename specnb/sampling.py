@@ -126,7 +126,7 @@ def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Seque
     if drawn is Drawn.IID:
         return [coins.choose(probabilities) for _ in range(count)]
     left, tokens = probabilities.clone(), []
-    while len(tokens) < count and left.any():
+    for _ in range(min(count, int(left.count_nonzero()))):
         tokens.append(coins.choose(left))
         left[tokens[-1]] = 0
     return tokens

@@ -52,8 +52,8 @@ class AutoDrafter:
     def propose(self, coins, max_depth) -> Draft:
         rate, right, deep = self.sums[:, 0] / self.sums[:, 1]
         rule, beam = self.salf.growth, self.salf.growth.beam
-        dear = rate * (self.call + self.target[2 * beam] - self.target[beam])  # in tokens: a forward, and its nodes
-        self.salf.growth = replace(rule, threshold=min(max(dear / deep, 0.0), 0.99))
+        price = rate * (self.call + self.target[2 * beam] - self.target[beam])  # in tokens: a forward, and its nodes
+        self.salf.growth = replace(rule, threshold=min(max(price / deep, 0.0), 0.99))
         draft = self.inner.propose(coins, max_depth)
         scores = draft.scores.numpy()
         order = 1 + np.argsort(-scores[1:], kind="stable")[: len(self.target) - 1]  # parents before their children

@@ -145,7 +145,7 @@ class MedusaDraft(HeadDraft):
         return len(self.forwards[0].blocks)
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        self._see(hidden[self.layer][-1:] if len(prefix) > 1 else self.nothing)  # the state that foretold the root
+        self._see(hidden[self.layer][-1:] if len(prefix) > 1 else self.nothing)  # the state that predicted the root
 
     def _see(self, state: Tensor) -> None:
         self.state, self.laws = state, None  # … and (heads, V_d) logits, once they are asked for

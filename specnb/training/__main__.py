@@ -51,7 +51,7 @@ def run(options: Namespace) -> None:
     from specnb.models import files, provenance
     from specnb.training import corpus, openings, recipes, runs, writing
 
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length, at many times a step's cost
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans again for every length, at many times a step's cost
     wanted = {name: recipes.named(name) for name in getattr(options, "names", ())}
     command = provenance.command("specnb.training")
     pair = models.load_pair(options.pair, dtype=options.dtype)

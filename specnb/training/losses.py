@@ -179,7 +179,7 @@ def eagle3_loss(
 ) -> Tensor:
     """EAGLE-3's training-time test: Σ over depths j of 0.8^(j − 1) · KL to the target (up to its constant), weighed.
 
-    No feature is foretold. The authors' code trains output rows and final norm, too; ours are the target's, frozen.
+    No feature is predicted. The authors' code trains output rows and final norm, too; ours are the target's, frozen.
     """
     features = head.fuse([batch.hidden[layer] for layer in head.layer.spec.fused])
     total, weights, soft = 0.0, [decay**j for j in range(depth)], batch.soft[batch.answers]
@@ -213,7 +213,7 @@ def edd_loss(
 ) -> Tensor:
     """EDD eq. 4: KL to the target (up to its constant) under the dual-block mask.
 
-    lengths: shortest and longest block, drawn anew each step; labels: cross-entropy with the text's next token in
+    lengths: shortest and longest block, drawn for each step; labels: cross-entropy with the text's next token in
     place of the target's law (the ablation's "w/o KL"). Beyond the paper, where the first block begins is drawn too,
     so that every row stands at every depth; its copied embedding and output matrix are trained, ours stay frozen.
     """

@@ -40,7 +40,7 @@ class Recipe:
         return partial(getattr(losses, self.by["loss"]), **{name: v for name, v in self.by.items() if name != "loss"})
 
     def layers(self, model: PreTrainedModel) -> set[int]:
-        """The target's states that training takes: those that are read, and the last, which is to be foretold."""
+        """The target's states that training takes: those that are read, and the last, which is to be predicted."""
         return set() if self.kind == "vdm" else {*self.spec(model).layers, -1}
 
     def spec(self, model: PreTrainedModel) -> Spec:

@@ -1,4 +1,4 @@
-"""Where training begins: heads that foretell the target's next state as well as linear maps can.
+"""Where training begins: heads that predict the target's next state as well as linear maps can.
 
 Begun at random, or as one of the target's own layers, a head learns in a million tokens to read the state it is given
 and next to nothing from the token beside it, whose embedding is a fourteenth of a state's size. A linear map knows what
@@ -61,11 +61,11 @@ def begin(head: nn.Module, model: PreTrainedModel, frozen: Frozen, data: Feature
     if isinstance(head, Edd):
         look(head, frozen, data)
     if isinstance(head, Eagle | Eagle3):
-        foretell(head, frozen, data)
+        regress(head, frozen, data)
 
 
 @torch.no_grad()
-def foretell(head: Eagle | Eagle3, frozen: Frozen, data: Features) -> None:
+def regress(head: Eagle | Eagle3, frozen: Frozen, data: Features) -> None:
     """The fc begins as a ridge regression: EAGLE's of a token's feature on its embedding and the feature before it,
     EAGLE-3's, which has no bias and knows no token, of the next state before its final norm on the states it fuses."""
     rows = _sample(data)

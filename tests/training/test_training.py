@@ -91,7 +91,7 @@ def test_an_edd_begins_with_its_eyes_on_the_latest_state_and_on_its_block(pair, 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "edd", "edd_no_encoding"])
-def test_heads_begin_by_foretelling_the_next_state(pair, ready, name):
+def test_heads_begin_by_predicting_the_next_state(pair, ready, name):
     """Untrained, their loss is below the plain start's, and below that of a regression on rows in another order."""
     frozen, data = ready
     recipe, width = recipes.named(name), frozen.rows.shape[1]
@@ -107,7 +107,7 @@ def test_heads_begin_by_foretelling_the_next_state(pair, ready, name):
         if start_from is not None and recipe.kind == "edd":
             starts.look(head, frozen, start_from)
         elif start_from is not None:
-            starts.foretell(head, frozen, start_from)
+            starts.regress(head, frozen, start_from)
         return loop.validate(head, frozen, data, range(40), recipe.loss, QUICK)["validation_loss"]
 
     assert loss(data) < loss(wrong) < loss(None)
