@@ -24,14 +24,15 @@ VERDICTS = {
 def told(table: pd.DataFrame) -> str:
     """What ``lab.claims.judged`` found, claim by claim: verdict, our number or the cases that hold, and its words.
 
-    Behind the words stands what our number is: a statistic of a value of ``lab.values``.
+    Behind the words stands what our number is: a statistic of a value of ``lab.values``; below them, where a claim is
+    contradicted or undecided, how our setting differs or how the claim was read.
     """
-    lines = []
+    lines, style = [], {"width": 120, "subsequent_indent": " " * 37, "break_on_hyphens": False}
     for row in table.itertuples():
         says = row.says + (f" ({row.statistic} of {row.value})" if np.isfinite(row.low) else "")
-        start = f"{row.verdict:13} {_found(row):22} "
-        indents = {"initial_indent": start, "subsequent_indent": " " * len(start)}
-        lines += textwrap.wrap(says, 120, break_on_hyphens=False, **indents)
+        why = f"· {row.reason}" if row.reason and row.verdict in ("contradicted", "undecided") else ""
+        lines += textwrap.wrap(f"{row.verdict:13} {_found(row):22} {says}", **style)
+        lines += textwrap.wrap(why, initial_indent=style["subsequent_indent"], **style)
     return "\n".join(lines)
 
 

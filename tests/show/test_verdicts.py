@@ -19,7 +19,7 @@ ROWS = [
 NAMES = ["says", "direction", "bound", "effect", "ours", "low", "high", "prompts", "verdict"]
 
 
-TABLE = pd.DataFrame(ROWS, columns=NAMES).assign(where="Table 1")
+TABLE = pd.DataFrame(ROWS, columns=NAMES).assign(where="Table 1", reason="another machine")
 
 
 @pytest.fixture
@@ -54,10 +54,16 @@ def test_words_say_what_the_numbers_are(ax):
 
 def test_a_claim_has_the_verdict_the_number_all_its_words_and_what_the_number_is():
     table = TABLE.replace("slower", "slower " + "by far " * 20).assign(statistic="ratio", value="speed")
-    lines = show.told(table).splitlines()
+    lines = show.told(table.assign(reason="")).splitlines()
     assert lines[0].split() == ["reproduced", "1.20", "[1.10,", "1.30]", "faster", "(ratio", "of", "speed)"]
     assert max(map(len, lines)) <= 120
     assert " ".join(lines[1:3]).split()[4:] == ["slower", *20 * ["by", "far"], "(ratio", "of", "speed)"]
     assert lines[2].startswith(" " * 37)
     assert lines[4].split() == ["same", "setting", "3", "of", "3", "cases", "theorem"]
     assert lines[5].split() == ["not", "attempted", "elsewhere"]
+
+
+def test_what_is_not_reproduced_says_why():
+    lines = show.told(TABLE.assign(statistic="ratio", value="speed")).splitlines()
+    assert [i for i, line in enumerate(lines) if line.split() == ["·", "another", "machine"]] == [2, 4]
+    assert [line.split()[0] for line in lines[1:5:2]] == ["undecided", "contradicted"]
