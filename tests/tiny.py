@@ -83,7 +83,7 @@ def tokenizer(
 
 
 def randomise(module: torch.nn.Module, std: float) -> torch.nn.Module:
-    """The module, its weights but not its norms drawn anew: what a row sees must move what comes out."""
+    """The module, its weights but not its norms drawn again: what a row sees must move what comes out."""
     generator = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
         if parameter.dim() > 1:

@@ -23,7 +23,7 @@ FIGURES = tomllib.loads((files.DATA / "figures.toml").read_text("utf-8"))
 
 
 def paper_figure(name: str, item: str) -> Figure:
-    """One of a paper's tables or figures ("Table 2", "Figure 5"), drawn anew: ◇ is the paper's, ● ours with 95 %.
+    """One of a paper's tables or figures ("Table 2", "Figure 5"), redrawn: ◇ is the paper's, ● ours with 95 %.
 
     The paper has a ◇ for every setting it prints, with its own error where it prints one. ValueError if it has no
     numbers of this name; those that are only drawn in the paper have no ◇.

@@ -103,4 +103,4 @@ def traversal(draft: Draft, M_b: Tensor, coins: Coins) -> Verdict:
         M_s[v] = norm(struck(M_s[v], tree.token_list[X]), M_s[v])  # (2)
         p[v] = S / (S + 1 - p[v]) if S + 1 - p[v] > 0 else 1.0  # (3)
         live[v].remove(X)
-        descend(v)  # every p below v anew, from the new p(v), M_b and M_s
+        descend(v)  # every p below v again, from the new p(v), M_b and M_s

@@ -10,7 +10,7 @@ from specnb.target import Target
 
 PROMPT = [7, 30, 12, 5, 7, 30]
 CHEAP = [1 + 0.01 * n for n in range(32)]  # seconds of forwards over 1, 2, … nodes
-DEAR = [1.0, *[3.0] * 31]  # whatever is verified costs two forwards more
+EXPENSIVE = [1.0, *[3.0] * 31]  # whatever is verified costs two forwards more
 DOUBLE = [1.0, *[1.3] * 31]
 NOISY = [1.0, 1.0, 1.0, 1.2, *[1.0] * 28]  # as measured: six nodes cost less than three
 
@@ -29,7 +29,7 @@ def mean(values) -> float:
 
 
 @pytest.mark.parametrize("other", [False, True])
-@pytest.mark.parametrize("prices", [(CHEAP, 0.01), (CHEAP, 5.0), (DEAR, 0.01), (DOUBLE, 0.1), (NOISY, 0.1)])
+@pytest.mark.parametrize("prices", [(CHEAP, 0.01), (CHEAP, 5.0), (EXPENSIVE, 0.01), (DOUBLE, 0.1), (NOISY, 0.1)])
 def test_the_text_is_plain_decodings(prices, other):
     model = llama()
     plain = TreeDrafter(CausalLMDraft(model), growth.chain(1))
@@ -42,7 +42,7 @@ def test_dear_forwards_are_few_and_dear_nodes_too():
     few_calls, _ = written(CHEAP, 2.0)
     assert max(max(step.draft.tree.depth_list) for step in few_calls.steps) == 1
     assert max(max(step.draft.tree.depth_list) for step in free.steps) > 2
-    few_nodes, _ = written(DEAR, 0.001)
+    few_nodes, _ = written(EXPENSIVE, 0.001)
     sizes = [mean(len(step.draft.tree) for step in out.steps) for out in (free, few_nodes)]
     assert sizes[0] > 2 * sizes[1]
 

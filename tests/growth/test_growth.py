@@ -138,7 +138,7 @@ def test_pct_expands_what_calls_pay_for(seed, cost, k):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_pct_at_its_limits(seed):
-    """Calls for nothing: the full k-ary tree. Calls as dear as the target's: one level."""
+    """Calls for nothing: the full k-ary tree. Calls as expensive as the target's: one level."""
     assert len(grow(growth.Pct(0.0, 3, depth=3, leaf=0), seed)[0].tree) == 1 + 3 + 9 + 27
     assert level_sizes(grow(growth.Pct(1.0, 3, depth=3, leaf=0), seed)[0]) == {0: 1}
 

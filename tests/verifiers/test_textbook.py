@@ -73,7 +73,7 @@ SPOILED = {
         ("tau = i  # the last acceptance counts, whatever came before it", "tau = i\n        else:\n            break"),
     ),
     "block, h is p": ("block", ("h = Z / (Z + 1 - p[i]) if Z + 1 - p[i] > 0 else 1.0", "pass")),
-    "traversal, survivals kept": ("traversal", ("descend(v)  # every p below v anew", "# every p below v anew")),
+    "traversal, survivals kept": ("traversal", ("descend(v)  # every p below v again", "# every p below v again")),
     "traversal, q kept": ("traversal", ("M_s[v] = norm(struck(M_s[v], tree.token_list[X]), M_s[v])", "pass")),
 }
 
