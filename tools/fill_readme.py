@@ -12,7 +12,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 REGION = re.compile(r"(?<=<!-- results: make readme -->\n).*?(?=<!-- /results -->)", re.DOTALL)
 SHOWN = {  # methods by the names under which they are recorded: what to call them, and who drafts
     "hass:salf 10,4,0.6,10 + ngram budget=4": ("HASS + SALF + n-grams", "a trained head, the text so far"),
-    "auto": ("`auto`, sized by prices", "a trained head, earlier texts"),
+    "auto": ("`auto`, sized by prices", "a trained head, the text so far, earlier texts"),
     "hass:salf 10,4,0.6,10": ("HASS + SALF", "a trained head"),
     "retrieval store=own budget=15": ("retrieval", "the text so far, earlier texts"),
     "n-gram tree": ("n-gram tree", "the text so far"),
