@@ -87,9 +87,9 @@ class DynaTree(Growth):
     The draft's top token stands alone below the root; below it every node of a level whose path has at least the
     probability threshold gets branch children, for depth levels, until there are budget nodes (root not counted):
     the last children that fit are the likeliest of the node whose turn it is. A whole level is expanded at once;
-    the paper feeds its draft one node at a time. first: children of the root, 1 in the paper. A tree's shape hangs
-    on probabilities of nodes that are there already, so sampled trees stay unbiased. Raises ValueError on a
-    threshold outside (0, 1), or on less than one level, child or node.
+    the paper feeds its draft node by node, in vain those that find no room. first: children of the root, 1 in the
+    paper. A tree's shape hangs on probabilities of nodes that are there already, so sampled trees stay unbiased.
+    Raises ValueError on a threshold outside (0, 1), or on less than one level, child or node.
     """
 
     depth: int = 8
