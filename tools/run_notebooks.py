@@ -22,7 +22,8 @@ def execute(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     where = {"metadata": {"path": path.resolve().parent}}
-    NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=where, store_widget_state=False).execute()
+    options = {"store_widget_state": False, "coalesce_streams": True}
+    NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=where, **options).execute()
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     for cell in notebook.cells:
         cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
