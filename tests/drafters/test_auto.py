@@ -37,7 +37,7 @@ def test_the_text_is_plain_decodings(prices, other):
     assert written(*prices, model=model, other=other)[0].tokens == expected
 
 
-def test_dear_forwards_are_few_and_dear_nodes_too():
+def test_expensive_forwards_are_few_and_expensive_nodes_too():
     free, _ = written(CHEAP, 0.001)
     few_calls, _ = written(CHEAP, 2.0)
     assert max(max(step.draft.tree.depth_list) for step in few_calls.steps) == 1
