@@ -24,15 +24,15 @@ VERDICTS = {
 def told(table: pd.DataFrame) -> str:
     """What ``lab.claims.judged`` found, claim by claim: verdict, our number or the cases that hold, and its words.
 
-    Behind the words stands what our number is: a statistic of a value of ``lab.values``; below them, where a claim is
-    contradicted or undecided, how our setting differs or how the claim was read.
+    Behind the words stands what our number is, a statistic of a value of ``lab.values``, and the paper's effect, if it
+    prints one; below them how our setting differs or how the claim was read.
     """
     lines, style = [], {"width": 120, "subsequent_indent": " " * 37, "break_on_hyphens": False}
     for row in table.itertuples():
-        says = row.says + (f" ({row.statistic} of {row.value})" if np.isfinite(row.low) else "")
-        why = f"· {row.reason}" if row.reason and row.verdict in ("contradicted", "undecided") else ""
+        effect = f"; the paper {float(row.effect):.2f}" if row.effect else ""
+        says = row.says + (f" ({row.statistic} of {row.value}{effect})" if np.isfinite(row.low) else "")
         lines += textwrap.wrap(f"{row.verdict:13} {_found(row):22} {says}", **style)
-        lines += textwrap.wrap(why, initial_indent=style["subsequent_indent"], **style)
+        lines += textwrap.wrap(f"· {row.reason}" * bool(row.reason), initial_indent=style["subsequent_indent"], **style)
     return "\n".join(lines)
 
 
@@ -40,7 +40,7 @@ def _found(row: NamedTuple) -> str:
     """Our number with its interval, or how many cases hold; nothing before there is any."""
     if np.isfinite(row.low):
         return f"{row.ours:.2f} [{row.low:.2f}, {row.high:.2f}]"
-    return f"{row.ours:.0f} of {row.prompts:.0f} cases" if np.isfinite(row.prompts) else ""
+    return f"{row.ours:.0f} of {row.prompts:.0f} hold" if np.isfinite(row.prompts) else ""
 
 
 def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
