@@ -32,7 +32,7 @@ def told(table: pd.DataFrame) -> str:
         effect = f"; the paper {float(row.effect):.2f}" if row.effect else ""
         says = row.says + (f" ({row.statistic} of {row.value}{effect})" if np.isfinite(row.low) else "")
         lines += textwrap.wrap(f"{row.verdict:13} {_found(row):22} {says}", **style)
-        lines += textwrap.wrap(f"· {row.reason}" * bool(row.reason), initial_indent=style["subsequent_indent"], **style)
+        lines += textwrap.wrap(row.reason and f"· {row.reason}", initial_indent=style["subsequent_indent"], **style)
     return "\n".join(lines)
 
 

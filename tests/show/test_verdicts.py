@@ -55,19 +55,7 @@ def test_words_say_what_the_numbers_are(ax):
 def test_a_claim_has_the_verdict_the_number_all_its_words_and_what_the_number_is():
     table = TABLE.replace("slower", "slower " + "by far " * 20).assign(statistic="ratio", value="speed")
     lines = show.told(table.assign(reason="")).splitlines()
-    assert lines[0].split() == [
-        "reproduced",
-        "1.20",
-        "[1.10,",
-        "1.30]",
-        "faster",
-        "(ratio",
-        "of",
-        "speed;",
-        "the",
-        "paper",
-        "1.40)",
-    ]
+    assert " ".join(lines[0].split()) == "reproduced 1.20 [1.10, 1.30] faster (ratio of speed; the paper 1.40)"
     assert max(map(len, lines)) <= 120
     assert " ".join(lines[1:3]).split()[4:] == ["slower", *20 * ["by", "far"], "(ratio", "of", "speed)"]
     assert lines[2].startswith(" " * 37)
@@ -76,7 +64,6 @@ def test_a_claim_has_the_verdict_the_number_all_its_words_and_what_the_number_is
 
 
 def test_a_reason_stands_below_its_claim():
-    lines = show.told(
-        TABLE.assign(statistic="ratio", value="speed", reason=["", *4 * ["another machine"]])
-    ).splitlines()
+    table = TABLE.assign(statistic="ratio", value="speed", reason=["", *4 * ["another machine"]])
+    lines = show.told(table).splitlines()
     assert [i for i, line in enumerate(lines) if line.split() == ["·", "another", "machine"]] == [2, 4, 6, 8]
