@@ -141,7 +141,7 @@ def trial_explorer() -> Explorer:
 
     controls: those of ``law_explorer``, draw (other tokens and coins) and trial.
     """
-    draw, trial = ipywidgets.IntSlider(5, 0, 30), ipywidgets.IntSlider(1, 0, 6)
+    draw, trial = ipywidgets.IntSlider(28, 0, 30), ipywidgets.IntSlider(1, 0, 6)
     return explorer({**_sliders(), "draw": draw, "trial": trial}, render_trial, row=3)
 
 

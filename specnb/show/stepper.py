@@ -139,5 +139,5 @@ def describe(generation: Generation, index: int, trial: int, pieces: Pieces) -> 
     chosen = chosen.iloc[: len(step.tokens)]  # the last step may have been cut
     accepted = sum(len(s.verdict.path) for s in steps[:index]) + int((table["state"] == "accepted").sum())
     words = f"<b>steps[{index}]</b> of {len(steps)} · trial {trial} of {len(step.verdict.trials)}"
-    words += f" · {accepted} draft tokens accepted so far · <b>{html.escape(outcome(step, trial))}</b>"
+    words += f" · draft tokens accepted so far: {accepted} · <b>{html.escape(outcome(step, trial))}</b>"
     return so_far(words, steps[:index], "".join(map(token_html, chosen["label"], chosen["state"])), pieces)
