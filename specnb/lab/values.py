@@ -24,8 +24,8 @@ def values(experiment: str) -> pd.DataFrame:
     their siblings in per cent, the last with all lower ones), "nodes with tau" (their product in units
     of their spread over prompts: its mean is the correlation); of HEAD:chain also ece and "path ece", see ``errors``.
     Verifiers ("HEAD:SHAPE RULE at TEMPERATURE"): tau, and lift, what traversal adds to token-level's in per cent.
-    Heads: tau, depth1 to depth5, rank1 to rank5 (accuracy), over1 to over5 (confidence less that), lower and over
-    (their means over ranks 2 to 5).
+    Heads: tau, depth1 to depth5, rank1 to rank5 (accuracy), over1 to over5 (confidence less that), lower (mean
+    accuracy over ranks 2 to 5).
     """
     if experiment == "heads":
         return _heads(pd.read_csv(files.DATA / "results" / "heads_by_prompt.csv").query("set != 'tuning'"))
@@ -50,8 +50,8 @@ def _heads(table: pd.DataFrame) -> pd.DataFrame:
     more, roots = {f"depth{d}": table[f"hits{d}"] / table[f"seen{d}"] for d in range(1, 6)}, table["roots"]
     for r in range(1, 6):
         more |= {f"rank{r}": table[f"rank{r}"] / roots, f"over{r}": (table[f"sure{r}"] - table[f"rank{r}"]) / roots}
-    lower, over = (sum(more[f"{name}{r}"] for r in range(2, 6)) / 4 for name in ("rank", "over"))
-    return table.assign(method=table["head"], tau=table["tokens"] / table["steps"], lower=lower, over=over, **more)
+    lower = sum(more[f"rank{r}"] for r in range(2, 6)) / 4
+    return table.assign(method=table["head"], tau=table["tokens"] / table["steps"], lower=lower, **more)
 
 
 def _race(table: pd.DataFrame) -> pd.DataFrame:

@@ -43,7 +43,7 @@ def paper_figure(name: str, item: str) -> Figure:
     printed = "paper" in {*pd.concat(tables)["whose"]}
     marks = [Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper")] * printed
     marks += [Line2D([], [], color=INK, marker="o", lw=2, label="ours, 95 % interval over prompts")]
-    figure.legend(handles=marks + lines * same["lines"], loc="outside lower center", ncols=6)
+    figure.legend(handles=marks + lines * same["lines"], loc="outside lower center", ncols=4)
     return figure
 
 

@@ -16,22 +16,22 @@ VERDICTS = {
     "same setting": COLOURS["recovered"],
     "undecided": "#CCBB44",
     "contradicted": COLOURS["rejected"],
-    "not attempted": "#BBBBBB",
-    "not recorded": "#BBBBBB",
+    **dict.fromkeys(("not attempted", "not recorded"), "#BBBBBB"),
 }
+MARKS = {"the paper": "D", "the bound": "|"}
 
 
 def told(table: pd.DataFrame) -> str:
     """What ``lab.claims.judged`` found, claim by claim: verdict, our number or the cases that hold, and its words.
 
-    Behind the words stands what our number is, a statistic of a value of ``lab.values``, and the paper's effect, if it
-    prints one; below them how our setting differs or how the claim was read.
+    Behind the words stands what our number is, a statistic of a value of ``lab.values``, where it should lie, and the
+    paper's effect, if it prints one; below them how our setting differs or how the claim was read.
     """
     lines, style = [], {"width": 120, "subsequent_indent": " " * 37, "break_on_hyphens": False}
     for row in table.itertuples():
         effect = f"; the paper {float(row.effect):.2f}" if row.effect else ""
-        says = row.says + (f" ({row.statistic} of {row.value}{effect})" if np.isfinite(row.low) else "")
-        lines += textwrap.wrap(f"{row.verdict:13} {_found(row):22} {says}", **style)
+        asked = f" ({row.statistic} of {row.value} {row.direction} {row.bound}{effect})" if np.isfinite(row.low) else ""
+        lines += textwrap.wrap(f"{row.verdict:13} {_found(row):22} {row.says}{asked}", **style)
         lines += textwrap.wrap(row.reason and f"· {row.reason}", initial_indent=style["subsequent_indent"], **style)
     return "\n".join(lines)
 
@@ -39,15 +39,16 @@ def told(table: pd.DataFrame) -> str:
 def _found(row: NamedTuple) -> str:
     """Our number with its interval, or how many cases hold; nothing before there is any."""
     if np.isfinite(row.low):
-        return f"{row.ours:.2f} [{row.low:.2f}, {row.high:.2f}]"
+        d = 2 if row.high - row.low > 0.05 else 3  # digits; z: no minus before a zero
+        return f"{row.ours:z.{d}f} [{row.low:z.{d}f}, {row.high:z.{d}f}]"
     return f"{row.ours:.0f} of {row.prompts:.0f} hold" if np.isfinite(row.prompts) else ""
 
 
 def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """What ``lab.claims.judged`` found, a row a claim: a line at the bound, the paper's effect, our 95 % interval.
 
-    Every row has a scale of its own, so that its bound stands in the middle; numbers stand at the right. Within: the
-    margin is shaded. Exact claims say how many cases hold.
+    Every row has a scale of its own, so that its bound stands in the middle; numbers stand at the right. Shaded: where
+    the claim holds. Exact claims say how many cases hold.
     """
     if ax is None:
         tall = 0.5 * len(table) + 0.8
@@ -61,8 +62,8 @@ def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             seen = [x - middle for x in (row.low, row.high, effect, middle + bound * within) if np.isfinite(x)]
             scale = 1.1 * max(map(abs, seen)) or 1.0
             low, ours, high, paper = ((x - middle) / scale for x in (row.low, row.ours, row.high, effect))
-            if within:
-                ax.barh(y, 2 * bound / scale, 0.8, -bound / scale, color="#EEEEEE", lw=0)
+            left, right = (-bound / scale, bound / scale) if within else (0, 1) if row.direction == "above" else (-1, 0)
+            ax.barh(y, right - left, 0.8, left, color="#EEEEEE", lw=0)
             ax.plot([0, 0], [y - 0.4, y + 0.4], color=INK, lw=1)
             ax.plot([low, high], [y, y], color=colour, lw=5, solid_capstyle="butt")
             ax.plot(ours, y, "o", color=colour, mec=INK, ms=7)
@@ -73,8 +74,7 @@ def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax.plot(1.12, y, "s", color=colour, ms=9, clip_on=False)
     ax.set(xlim=(-1.04, 1.04), ylim=(len(table) - 0.4, -0.6), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-    counts = {name: int((table["verdict"] == name).sum()) for name in VERDICTS}
-    marks = [Line2D([], [], color=VERDICTS[name], lw=5, label=f"{name}: {n}") for name, n in counts.items() if n]
-    marks += [Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper")]
-    ax.figure.legend(handles=marks, loc="lower center", ncols=len(marks), fontsize=11)
+    key = [Line2D([], [], c=c, lw=5, label=f"{v}: {n}") for v, c in VERDICTS.items() if (n := sum(table.verdict == v))]
+    key += [Line2D([], [], color=INK, marker=m, mfc="white", ms=8, ls="", label=n) for n, m in MARKS.items()]
+    ax.figure.legend(handles=key, loc="lower center", ncols=len(key), fontsize=11)
     return ax

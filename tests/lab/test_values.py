@@ -111,4 +111,4 @@ def test_values_of_heads(monkeypatch, tmp_path):
     assert found["depth5"] == 0.5
     assert found["rank4"] == 0.5
     assert found["lower"] == pytest.approx(3.5 / 8)
-    assert found["over"] == pytest.approx(1 / 8)
+    assert found["over5"] == pytest.approx(-0.5 / 8)

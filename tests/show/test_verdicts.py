@@ -49,15 +49,16 @@ def test_words_say_what_the_numbers_are(ax):
     (legend,) = ax.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
         "reproduced: 1", "same setting: 1", "undecided: 1", "contradicted: 1", "not attempted: 1", "the paper",
+        "the bound",
     ]  # fmt: skip
 
 
 def test_a_claim_has_the_verdict_the_number_all_its_words_and_what_the_number_is():
-    table = TABLE.replace("slower", "slower " + "by far " * 20).assign(statistic="ratio", value="speed")
+    table = TABLE.replace("slower", "slower " + "by far " * 18).assign(statistic="ratio", value="speed")
     lines = show.told(table.assign(reason="")).splitlines()
-    assert " ".join(lines[0].split()) == "reproduced 1.20 [1.10, 1.30] faster (ratio of speed; the paper 1.40)"
+    assert " ".join(lines[0].split()) == "reproduced 1.20 [1.10, 1.30] faster (ratio of speed above 1; the paper 1.40)"
     assert max(map(len, lines)) <= 120
-    assert " ".join(lines[1:3]).split()[4:] == ["slower", *20 * ["by", "far"], "(ratio", "of", "speed)"]
+    assert " ".join(lines[1:3]).split()[4:] == ["slower", *18 * ["by", "far"], "(ratio", "of", "speed", "below", "0)"]
     assert lines[2].startswith(" " * 37)
     assert lines[4].split() == ["same", "setting", "3", "of", "3", "hold", "theorem"]
     assert lines[5].split() == ["not", "attempted", "elsewhere"]
