@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specnb import models
 from specnb.drafters import DraftModel, TreeDrafter
-from specnb.growth import Frontier, Growth, last_level, within
+from specnb.growth import Frontier, Growth, within
 from specnb.lab import methods
 from specnb.lab.run import ALONE, draft_model, generate, loaded
 from specnb.models import prompts
@@ -158,12 +158,10 @@ class Together(Growth):
     left: int | None = None
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        turns = {rule: list(_turns(tree, scores, rule, len(tree))) for rule in self.rules}
-        wanted = {node for rule in self.rules for node in turns[rule][-1][3]}
+        wanted = {node for rule in self.rules for node in [*_turns(tree, scores, rule, len(tree))][-1][3]}
         if not wanted:
-            jumping = [r for r in self.rules if any({*at} - {*last_level(grown)} for _, grown, at, _ in turns[r])]
             caps = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
-            lacking = ([*_turns(tree, scores, rule, cap)][-1][3] for rule in jumping for cap in caps)
+            lacking = ([*_turns(tree, scores, rule, cap)][-1][3] for rule in self.rules for cap in caps)
             wanted = {node for nodes in lacking for node in nodes}
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
 

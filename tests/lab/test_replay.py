@@ -172,6 +172,18 @@ def test_a_recording_serves_searches_at_every_depth_that_is_left():
                 assert found == {real.path_tokens(node) for node in range(len(real))}
 
 
+def test_a_search_that_went_straight_down_is_served_where_a_text_ends():
+    """Without an end it only ever expands the newest level, with one it turns to what it left above."""
+    rule = growth.Salf(6, 1, 0.0, 3)
+    both = replay.Together((rule,), k=3, left=2)
+    drafter = exact.toy_drafter(lambda prefix: torch.tensor([0.9, 0.06, 0.04]).double(), both, Drawn.POINT)
+    drafter.begin((0,), Warp(), {})
+    draft = drafter.propose(RandomCoins(0), 99)
+    nodes, frontiers = replay.regrow(draft.tree, draft.scores, rule, 2)
+    assert [draft.tree.depth_list[node] for frontier in frontiers for node in frontier] == [0, 1, 1]
+    assert len(nodes) == 6
+
+
 def test_masses_are_what_each_forward_expanded():
     """The S_i of a live draft are those of its replay, and the first is the root's 1."""
     rule = growth.Salf(20, 3, 0, 8)
