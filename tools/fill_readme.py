@@ -22,6 +22,7 @@ SHOWN = {  # methods by the names under which they are recorded: what to call th
     "ptd children=2 depth=4": ("PTD", "the target itself"),
     "generate": ("transformers' `generate`", "nobody"),
 }
+RATIO = "{ratio:.2f}× [{low:.2f}, {high:.2f}]"
 
 
 def results(table: pd.DataFrame) -> str:
@@ -30,15 +31,12 @@ def results(table: pd.DataFrame) -> str:
     good = good.assign(speed=good["tokens"] / good["seconds"])
 
     def lead(first: str, second: str) -> str:
-        found = lab.ratio(good, "speed", first, second)
-        return f"{found['ratio']:.2f}× [{found['low']:.2f}, {found['high']:.2f}]"
-
-    def apart(first: str, second: str) -> str:
-        found = lab.ratio(good, "speed", first, second)
-        return "not told apart from it" if found["low"] <= 1 <= found["high"] else "slower"
+        return RATIO.format(**lab.ratio(good, "speed", first, second))
 
     ranking = lab.speed_ups(table)["tau"]
     (best, second), settings, runs = ranking.index[:2], table.iloc[0], table["repetition"].nunique()
+    beside = lab.ratio(good, "speed", best, second)
+    apart = "slower" if beside["low"] > 1 else "faster" if beside["high"] < 1 else "not told apart from it"
     device, processor = settings["device"].removeprefix("cpu, "), settings["processor"]
     prompts, domains = table["prompt"].nunique(), table["domain"].nunique()
     own = table[~table["domain"].isin(["HumanEval", "GSM-100"])]["prompt"].nunique()
@@ -63,7 +61,7 @@ def results(table: pd.DataFrame) -> str:
         f"{shown[best][0]} writes **{lead(best, 'generate')}** as fast as transformers' `generate`",
         f"({device}, {processor.partition(',')[0]}; 95 % interval), {lead(best, 'prompt lookup')} as fast",
         f"as its prompt lookup and {lead(best, 'assistant')} as its assistant. The second by the median,",
-        f"{shown[second][0].partition(',')[0]}, is {apart(best, second)}: {lead(best, second)}.",
+        f"{shown[second][0].partition(',')[0]}, is {apart}: {RATIO.format(**beside)}.",
     ]
     head = ["| method | who drafts | tokens per target call | speed-up over `generate` |", "|---|---|---|---|"]
     texts = [fill(" ".join(words), 120, break_on_hyphens=False) for words in (first, said)]

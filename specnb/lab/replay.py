@@ -158,11 +158,11 @@ class Together(Growth):
     left: int | None = None
 
     def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        wanted = {node for rule in self.rules for node in [*_turns(tree, scores, rule, len(tree))][-1][3]}
-        if not wanted:
-            caps = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
-            lacking = ([*_turns(tree, scores, rule, cap)][-1][3] for rule in self.rules for cap in caps)
-            wanted = {node for nodes in lacking for node in nodes}
+        def lacking(cap: int) -> set[int]:
+            return {node for rule in self.rules for node in [*_turns(tree, scores, rule, cap)][-1][3]}
+
+        caps = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
+        wanted = lacking(len(tree)) or set().union(*map(lacking, caps))
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
 
 

@@ -62,7 +62,8 @@ def claims(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             seen = [x - middle for x in (row.low, row.high, effect, middle + bound * within) if np.isfinite(x)]
             scale = 1.1 * max(map(abs, seen)) or 1.0
             low, ours, high, paper = ((x - middle) / scale for x in (row.low, row.ours, row.high, effect))
-            left, right = (-bound / scale, bound / scale) if within else (0, 1) if row.direction == "above" else (-1, 0)
+            sides = {"above": (0, 1), "below": (-1, 0), "within": (-bound / scale, bound / scale)}
+            left, right = sides[row.direction]
             ax.barh(y, right - left, 0.8, left, color="#EEEEEE", lw=0)
             ax.plot([0, 0], [y - 0.4, y + 0.4], color=INK, lw=1)
             ax.plot([low, high], [y, y], color=colour, lw=5, solid_capstyle="butt")
