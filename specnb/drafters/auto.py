@@ -7,7 +7,6 @@ the seconds that verifying it takes. Seconds are measured beforehand; what is ea
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,31 +14,34 @@ from specnb.drafters.draft_models import DraftModel
 from specnb.drafters.merged import MergedDrafter
 from specnb.drafters.retrieval import RetrievalDrafter
 from specnb.drafters.tree_drafter import TreeDrafter
-from specnb.growth import Salf
+from specnb.growth import Paying, Salf, within
 from specnb.tree import Draft
 
 REMEMBERED = 0.98  # of what was learnt, from step to step: it spans about fifty
 
 
 class AutoDrafter:
-    """A SALF tree, merged with a look-up's, whose threshold and size follow prices and experience.
+    """A SALF tree, merged with a look-up's, whose beam, depth and size follow prices and experience.
 
-    target: seconds of a target forward over 1, 2, 3, … nodes; call: of a draft forward. other: a RetrievalDrafter, or
-    None. beam, width: Salf's. What it learns it keeps from text to text: R; right: accepted tokens by the sum of the
-    probabilities drafts gave them; deep: tokens accepted below depth 1 by probability expanded below the root.
-    Raises ValueError on prices that are not above 0.
+    target, call: seconds of a target and of a draft forward over 1, 2, 3, … nodes. other: a RetrievalDrafter, or None.
+    width: Salf's. What it learns it keeps from text to text: R; right: accepted tokens by the sum of the probabilities
+    drafts gave them; deep: tokens of the draft model accepted below depth 1 by probability expanded below the root.
+    Raises ValueError unless prices are above 0, and the target's twice as many as the draft's or more.
     """
 
     reach = 0
 
     def __init__(
-        self, draft_model: DraftModel, target: Sequence[float], call: float, other: RetrievalDrafter | None = None,
-        *, beam: int = 3, width: int = 10,
+        self, draft_model: DraftModel, target: Sequence[float], call: Sequence[float],
+        other: RetrievalDrafter | None = None, *, width: int = 10,
     ):  # fmt: skip
-        self.target, self.call = np.asarray(target, dtype=float), call
-        if not (len(self.target) > 2 * beam and self.target.min() > 0 and call > 0):
-            raise ValueError(f"prices are seconds above 0, of more than {2 * beam} sizes, got {target} and {call}")
-        self.salf = TreeDrafter(draft_model, Salf(len(self.target), beam, 0.0, width, fill=True))
+        self.target, self.call = np.asarray(target, dtype=float), np.asarray(call, dtype=float)
+        if not (len(self.target) >= 2 * (beam := len(self.call)) > 0 < min(self.target.min(), self.call.min())):
+            raise ValueError(f"prices are seconds above 0, half as many of drafts at most, got {target} and {call}")
+        self.search = Salf(len(self.target), beam, 0.0, width, fill=True)
+        node = (self.target[-1] - self.target[0]) / (len(self.target) - 1)
+        self.more = self.call + node * np.arange(1, beam + 1)  # a forward's price, and that of one node a row
+        self.salf = TreeDrafter(draft_model, self.search)
         self.inner = MergedDrafter(self.salf, other) if other else self.salf
         self.hidden_layers = draft_model.hidden_layers
         # One step's worth of R, right and deep, to begin with: each is the ratio of its row.
@@ -51,9 +53,7 @@ class AutoDrafter:
 
     def propose(self, coins, max_depth) -> Draft:
         rate, right, deep = self.sums[:, 0] / self.sums[:, 1]
-        rule, beam = self.salf.growth, self.salf.growth.beam
-        price = rate * (self.call + self.target[2 * beam] - self.target[beam])  # in tokens: a forward, and its nodes
-        self.salf.growth = replace(rule, threshold=min(max(price / deep, 0.0), 0.99))
+        self.salf.growth = Paying(within(self.search, max_depth), rate / deep * self.more)
         draft = self.inner.propose(coins, max_depth)
         scores = draft.scores.numpy()
         order = 1 + np.argsort(-scores[1:], kind="stable")[: len(self.target) - 1]  # parents before their children
@@ -65,8 +65,9 @@ class AutoDrafter:
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.inner.observe(draft, path, next_token, hidden, logits)
-        masses, accepted = self.salf.masses, len(path)
-        seconds = self.target[len(draft.tree) - 1] + self.call * len(masses)
-        earned = accepted + 1, accepted, max(accepted - 1, 0)
-        new = np.column_stack([earned, (seconds, float(draft.scores.sum()) - 1, max(sum(masses) - 1, 0))])
+        rows, masses = zip((0, 0.0), *self.salf.expansions, strict=True)
+        seconds = self.target[len(draft.tree) - 1] + self.call[np.array(rows[1:], int) - 1].sum()
+        own = sum(self.salf.kept[node] < self.salf.scored for node in path[1:])
+        earned = len(path) + 1, len(path), own
+        new = np.column_stack([earned, (seconds, float(draft.scores.sum()) - 1, sum(masses[2:]))])
         self.sums = REMEMBERED * self.sums + (1 - REMEMBERED) * self.first + new  # with no news it is tried again

@@ -15,9 +15,9 @@ class TreeDrafter:
 
     drawn=POINT takes each node's top tokens by the unwarped q (scores stay the draft's confidence at any
     temperature); IID and SWOR draw children from q under the same warp as p, and keep that very q for the
-    verifier. masses: of the last draft, the path probability that each forward expanded, SALF's S_i. Raises
-    ValueError for a sampled tree under a growth rule that prunes: dropping drawn nodes by their value biases
-    the output.
+    verifier. Of the last draft, scored: its nodes before any were dropped, root included; expansions: of each
+    forward the number of nodes and their path probability, SALF's S_i. Raises ValueError for a sampled tree under a
+    growth rule that prunes: dropping drawn nodes by their value biases the output.
     """
 
     reach = 0
@@ -43,7 +43,7 @@ class TreeDrafter:
         tree, chances = TokenTree([self.root], [-1]), np.ones(1)  # each path's probability, float64
         expanded: set[int] = set()
         laws: list[tuple[list[int], Tensor]] = []
-        self.masses = []
+        self.expansions = []
         while True:
             wanted = growth.select(tree, torch.from_numpy(chances))
             frontier = [(node, k) for node, k in wanted if tree.depth_list[node] < max_depth]
@@ -53,7 +53,7 @@ class TreeDrafter:
             if len(expanded | {*nodes}) < len(expanded) + len(nodes):
                 raise ValueError(f"{type(self.growth).__name__} selected a node twice: {nodes}")
             expanded.update(nodes)
-            self.masses.append(float(chances[nodes].sum()))
+            self.expansions.append((len(nodes), float(chances[nodes].sum())))
             q = self.warp(self.draft_model.expand(tree, nodes))  # (m, V_d)
             laws.append((nodes, q))
             rows, columns, given = draw_rows(q, counts, self.drawn, coins)
@@ -62,7 +62,7 @@ class TreeDrafter:
             ids = torch.from_numpy(columns)
             ids = ids if self.draft_model.ids is None else self.draft_model.ids[ids]
             tree = tree.grow(ids, torch.from_numpy(parents))
-        self.grown, self.kept = tree, list(range(len(tree)))
+        self.grown, self.scored, self.kept = tree, len(tree), list(range(len(tree)))
         keep = growth.finish(tree, torch.from_numpy(chances))
         if keep is not None:
             self.kept = sorted({0, *keep})

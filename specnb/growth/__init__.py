@@ -6,8 +6,8 @@ algorithms as printed.
 """
 
 from specnb.growth import textbook
-from specnb.growth.best_first import OptTree, Salf, SpecExec
+from specnb.growth.best_first import OptTree, Paying, Salf, SpecExec
 from specnb.growth.levels import (
-    EAGLE_25, MEDUSA_63, Cape, DynaTree, Eagle2, Frontier, Growth, LayerGain, Pct, Static, at_least_one, best,
+    EAGLE_25, MEDUSA_63, Cape, DynaTree, Eagle2, Frontier, Growth, Pct, Static, at_least_one, best,
     chain, kary, last_level, within,
 )  # fmt: skip

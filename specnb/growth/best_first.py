@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from specnb.growth.levels import Frontier, at_least_one, best, last_level
+from specnb.growth.levels import Frontier, Growth, at_least_one, best, last_level
 from specnb.tree import TokenTree
 
 
@@ -61,6 +61,27 @@ class Salf:
     def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
         found = best(range(len(tree)), scores, self.total) if self.fill else self._popped(tree, scores)[0]
         return [node for node in found if node]
+
+
+@dataclass(frozen=True)
+class Paying:
+    """Of what a search would expand at once the likeliest nodes, as many as are worth most beyond their price.
+
+    prices: of expanding 1, 2, … nodes, up to as many as may be, in path probability. Where no number is worth its
+    price, drafting ends; the root is always expanded.
+    """
+
+    search: Growth
+    prices: Sequence[float]
+    prunes = True
+
+    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+        found = sorted(self.search.select(tree, scores), key=lambda wanted: -scores[wanted[0]])[: len(self.prices)]
+        gains = scores[[node for node, _ in found]].cumsum(0).numpy() - self.prices[: len(found)]
+        return found[: 1 + gains.argmax()] if found and (gains.max() > 0 or len(tree) == 1) else []
+
+    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+        return self.search.finish(tree, scores)
 
 
 @dataclass(frozen=True)

@@ -205,41 +205,6 @@ class Pct:
         return _at_least(self.leaf, scores)  # no expanded node lies below
 
 
-@dataclass(frozen=True)
-class LayerGain:
-    """Break-even by layer, beyond EDD: a level is one batched draft call, so it pays while the level as a whole does.
-
-    A level is drafted if its expected tokens reach ``call``, a draft call's share of a target call: the sum of C over
-    its candidates, times the share of it that the level above kept among its top k. Candidates, and what is kept in
-    the end, are nodes with C ≥ ``node``, the share of a target call that one node more costs.
-    """
-
-    call: float = 0.1
-    node: float = 0.02
-    k: int = 5
-    depth: int = 10
-    prunes = True
-
-    def __post_init__(self):
-        if not 0 <= self.call <= 1 or not 0 < self.node <= 1:
-            raise ValueError(f"LayerGain needs 0 ≤ call ≤ 1 and 0 < node ≤ 1, got {self.call} and {self.node}")
-        at_least_one(self, "k", "depth")
-
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        deepest, level = tree.depth_list[-1], last_level(tree)
-        worth = [node for node, chance in zip(level, scores[level].tolist(), strict=True) if chance >= self.node]
-        if deepest >= self.depth or (deepest and self._gain(tree, scores, level, worth) < self.call):
-            return []
-        return [(node, self.k) for node in worth]
-
-    def _gain(self, tree: TokenTree, scores: Tensor, level: list[int], worth: list[int]) -> float:
-        parents = sorted({tree.parent_list[node] for node in level})
-        return float(scores[worth].sum() * scores[level].sum() / scores[parents].sum())
-
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        return _at_least(self.node, scores)
-
-
 def _at_least(chance: float, scores: Tensor) -> list[int]:
     return (np.flatnonzero(scores.numpy()[1:] >= chance) + 1).tolist()
 

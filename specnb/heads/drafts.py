@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specnb.drafters import CausalLMDraft, DraftForwards, DraftModel, first_is_root
 from specnb.heads import files
-from specnb.heads.modules import Frozen, HeadModel, Spec, as_causal_lm, output_layer
+from specnb.heads.modules import Frozen, HeadModel, Spec, as_causal_lm, product
 from specnb.models import Graphs, PackedLinear, pack
 from specnb.tree import TokenTree
 
@@ -36,9 +36,11 @@ def draft_model(head: nn.Module, spec: Spec, frozen: Frozen, *, packed: bool = F
     if spec.kind == "vdm":
         model, width = as_causal_lm(head, spec, frozen, reduced=True), None
     elif spec.kind == "medusa":
-        model, width = nn.Sequential(head, output_layer(frozen)), None
+        model, width = nn.Sequential(head, product(frozen.rows)), None
     else:
         model, width = HeadModel(head, frozen), head.layer.q_proj.in_features
+        if packed:
+            head.layer.join()
     model = pack(model.eval()) if packed else model.eval()
     if spec.kind == "medusa":
         return MedusaDraft(model, spec, frozen)
@@ -126,7 +128,7 @@ class EddDraft(HeadDraft):
         first_is_root(bool(forwards.slots), frontier)
         if len(self.unseen):
             places = forwards.cache.length + torch.arange(len(self.unseen), device=self.unseen.device)
-            forwards.cache.update(*layer.keys_values(self.unseen[None], places), 0)
+            forwards.cache.update(*layer.project(self.unseen[None], places)[1:], 0)
             forwards.cache.promote(len(places))
             self.unseen = self.unseen[:0]
         rows = self._embed([tree.token_list[node] for node in frontier])

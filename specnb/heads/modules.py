@@ -68,6 +68,9 @@ class Spec:
         )
 
 
+JOINED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}  # products of the same rows
+
+
 class Layer(nn.Module):
     """One Llama decoder layer, opened up: keys and values come out, and go in as the caller has arranged them.
 
@@ -88,23 +91,40 @@ class Layer(nn.Module):
         self.up_proj = nn.Linear(spec.width, spec.mlp, bias=False)
         self.down_proj = nn.Linear(spec.mlp, spec.width, bias=False)
 
-    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """x: (B, n, parts · width), positions: (n,) or (B, n) → keys and values, (B, key_heads, n, head_width) each."""
-        x = self.input_layernorm(x)
-        return self._rotate(self._split(self.k_proj(x)), positions), self._split(self.v_proj(x))
+    def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x: (B, n, parts · width), positions: (n,) or (B, n) → queries (B, attention_heads, n, head_width), and keys
+        and values, (B, key_heads, n, head_width) each."""
+        query, key, value = self._products("qkv", self.input_layernorm(x))
+        turned = self._rotate(self._split(torch.cat([query, key], -1)), positions)
+        return *turned.split((self.spec.attention_heads, self.spec.key_heads), 1), self._split(value)
 
-    def forward(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """x: (B, n, parts · width) attends to (B, key_heads, m, head_width) keys under a bool mask; (B, n, width).
+    def forward(self, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Rows x and their queries, as above, attend to (B, key_heads, m, head_width) keys; (B, n, width).
 
         mask: broadcastable to (B, heads, n, m), bool (True where a query may look) or additive; None is causal, n = m.
         """
-        query = self._rotate(self._split(self.q_proj(self.input_layernorm(x))), positions)
         seen = F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
         x = x[..., -self.spec.width :] + self.o_proj(seen.transpose(1, 2).flatten(2))
         inner = self.post_attention_layernorm(x)
-        return x + self.down_proj(F.silu(self.gate_proj(inner)) * self.up_proj(inner))
+        gate, up = self._products("gate_up", inner)
+        return x + self.down_proj(F.silu(gate) * up)
+
+    def _products(self, name: str, x: Tensor) -> Sequence[Tensor]:
+        if joint := getattr(self, name, None):
+            return joint(x).split(self.widths[name], -1)
+        return [getattr(self, part)(x) for part in JOINED[name]]
+
+    def join(self) -> None:
+        """Make products of the same rows one, in place, for inference: small ones take longer than a large one."""
+        self.widths = {}
+        for name, parts in JOINED.items():
+            weights = [getattr(self, part).weight for part in parts]
+            self.widths[name] = [len(weight) for weight in weights]
+            setattr(self, name, product(torch.cat(weights)))
+            for part in parts:
+                delattr(self, part)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.spec.head_width)).transpose(1, 2)
@@ -247,10 +267,10 @@ class Frozen:
         return self.norm if kind in ("eagle3", "edd") else nn.Identity()
 
 
-def output_layer(frozen: Frozen) -> nn.Linear:
-    """The target's output rows of the reduced vocabulary, (V_d, width), as a layer."""
+def product(rows: Tensor) -> nn.Linear:
+    """(m, width) rows, such as the target's output rows of a reduced vocabulary, as a layer that is not trained."""
     layer = nn.Linear(1, 1, bias=False)
-    layer.weight = nn.Parameter(frozen.rows, requires_grad=False)
+    layer.weight = nn.Parameter(rows.detach(), requires_grad=False)
     return layer
 
 
@@ -259,15 +279,15 @@ class HeadModel(nn.Module):
 
     def __init__(self, head: Eagle | Eagle3 | Edd, frozen: Frozen):
         super().__init__()
-        self.head, self.output = head, output_layer(frozen)
+        self.head, self.output = head, product(frozen.rows)
         self.norm = (frozen.before_rows(head.layer.spec.kind),)  # not a module of its own
 
     def forward(
         self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None, logits_to_keep: int = 0,
         **others: Cache | bool,
     ) -> CausalLMOutput:  # fmt: skip
-        keys, values = others[ARGUMENT].update(*self.head.layer.keys_values(inputs_embeds, position_ids), 0)
-        out = self.head.layer(inputs_embeds, position_ids, keys, values, attention_mask)
+        query, *own = self.head.layer.project(inputs_embeds, position_ids)
+        out = self.head.layer(inputs_embeds, query, *others[ARGUMENT].update(*own, 0), attention_mask)
         return CausalLMOutput(logits=self.output(self.norm[0](out[:, -logits_to_keep:])), hidden_states=(out,))
 
 
@@ -303,7 +323,7 @@ def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False
     model = LlamaForCausalLM(Vdm.config(spec, len(frozen.embedding)))
     model.model.layers, model.model.norm = head.model.layers, frozen.norm
     model.model.embed_tokens.weight = nn.Parameter(frozen.embedding, requires_grad=False)
-    rows = output_layer(frozen)
+    rows = product(frozen.rows)
     model.lm_head = rows if reduced else nn.Sequential(rows, Scattered(frozen))
     return exact_rotation(model.to(frozen.rows)).eval()
 

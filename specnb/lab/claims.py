@@ -130,7 +130,8 @@ def judged(paper: str) -> pd.DataFrame:
     return claimed.join(pd.DataFrame(rows, columns=["ours", "low", "high", "prompts", "verdict"]))
 
 
-def summary() -> pd.DataFrame:
-    """How many claims of each paper have which verdict."""
-    found = pd.concat([judged(paper).assign(paper=paper) for paper in PAPERS])
-    return pd.crosstab(found["paper"], found["verdict"]).loc[list(PAPERS)]
+def summary(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """How many claims of each paper have which verdict, exact and measured ones apart. tables: ``judged``, by paper."""
+    found = pd.concat(tables, names=["paper"]).reset_index("paper")
+    kind = found["experiment"].map(lambda name: "exact" if name == "exact" else "measured" if name else "")
+    return pd.crosstab(found["paper"], [kind, found["verdict"]]).loc[[*tables]]

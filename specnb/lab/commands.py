@@ -137,7 +137,7 @@ def claims(options: argparse.Namespace) -> pd.DataFrame:
     from specnb.lab import claims as judging  # now: it brings what no other command needs
 
     if not options.paper:
-        print(judging.summary().to_string())
+        print(judging.summary({paper: judging.judged(paper) for paper in judging.PAPERS}).to_string())
     else:
         table = judging.judged(options.paper).set_index("claim")
         print(table[["where", "effect", "ours", "low", "high", "prompts", "verdict"]].round(3).to_string())

@@ -38,7 +38,6 @@ GROWTH = {
     "dynatree": growth.DynaTree,
     "eagle2": growth.Eagle2,
     "pct": growth.Pct,
-    "layer": growth.LayerGain,
     "salf": growth.Salf,
     "specexec": growth.SpecExec,
     "opt": growth.OptTree,

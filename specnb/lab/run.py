@@ -18,8 +18,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -37,7 +37,7 @@ from specnb.tree import TokenTree
 PHASES = ("draft", "target", "verify", "commit")
 ROW = (
     "method", "repetition", "order", "status", "error", "seconds", "tokens", "steps", "nodes", "auxiliary", "hits",
-    "depth", "prefill", *PHASES, "drafting", "grown", "trees", "frontiers", "text", "ids",
+    "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "text", "ids",
 )  # fmt: skip
 NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
 ALONE = threading.Lock()  # drafts have a state and seconds are measured: one run at a time in a process
@@ -128,16 +128,18 @@ def curves(model, drafts, prefix: int, repetitions: int, sizes: Sequence[int], g
 
 
 @cache
-def machine(pair: models.Pair, head: str, capacity: int) -> tuple[np.ndarray, float]:
-    """What auto is told: seconds of a target forward over 1 to 32 nodes, and of a draft forward, measured here.
+def machine(pair: models.Pair, head: str, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """What auto is told: seconds of a target forward over 1 to 32 nodes, and of a draft forward over 1 to 8.
 
-    Behind 300 tokens, or as many as leave room in recorded forwards for texts of so many tokens.
+    Ten sizes are measured, five times each, behind 300 tokens, or as many as leave room in recorded forwards for texts
+    of so many tokens; more nodes cost no less than fewer, whatever a clock says.
     """
     sizes, prefix = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), min(300, capacity - 80) if capacity else 300
     drafts = {head: draft_model(head, pair, capacity)}
-    found = pd.DataFrame(curves(pair.target, drafts, prefix, 3, sizes, bool(capacity)))
+    found = pd.DataFrame(curves(pair.target, drafts, prefix, 5, sizes, bool(capacity)))
     median = found.set_index(["model", "nodes"])["median"]
-    return np.interp(range(1, 33), sizes, median["target"]), float(median[head].loc[2:6].median())
+    rising = {name: isotonic_regression(median[name].to_numpy()).x for name in ("target", head)}
+    return np.interp(range(1, 33), sizes, rising["target"]), np.interp(range(1, 9), sizes, rising[head])
 
 
 def text(tokens: Sequence[int]) -> str:
@@ -146,11 +148,6 @@ def text(tokens: Sequence[int]) -> str:
 
 
 # ---- timing ---------------------------------------------------------------------------------------------------
-
-
-def resident() -> float:
-    """MB in use: of the GPU's memory, else of the process."""
-    return (torch.cuda.memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss) / 1e6
 
 
 @recorded_as_asked()
@@ -171,9 +168,8 @@ def timed(
     seconds of the later steps; drafting: those spent in the draft model's forwards. nodes: drafted in all steps, of
     which auxiliary ones only rode along; hits: steps with a candidate; depth: sum of the trees' depths. trees,
     frontiers: sizes of the target's and the draft's forwards, "1:3 12:40" for three over one node and forty over
-    twelve. grown: MB resident at the end beyond those before, with the KV cache if the method is ours. text: a hash of
-    the tokens; ids: the tokens themselves. On a GPU only seconds waits until all is done: phases and drafting count
-    what is queued where the host has to wait for it.
+    twelve. text: a hash of the tokens; ids: the tokens themselves. On a GPU only seconds waits until all is done:
+    phases and drafting count what is queued where the host has to wait for it.
     """
     made = methods.method(name)
     run = _ours if made.options is None else _theirs
@@ -202,7 +198,7 @@ def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> tuple:
     verifier = made.verifier if temperature else verifiers.greedy
     target = Target(pair.target, window=made.window, graphs=recorded)
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed, **({"eos": ()} if whole else {})}
-    done, first, before = [], 0, resident()
+    done, first = [], 0
     with _calls(draft, "expand", lambda tree, nodes: len(nodes)) as drafted:
         began = now()
         for step in steps(target, drafter, verifier, ids, **options):
@@ -211,7 +207,6 @@ def _ours(made, ids, pair, temperature, length, seed, whole, packed) -> tuple:
         taken = now() - began
     phases = {phase: sum(step.seconds[phase] for step in done[1:]) for phase in PHASES}
     phases |= {"prefill": sum(done[0].seconds.values()), "drafting": sum(drafted.seconds[first:])}
-    phases["grown"] = resident() - before  # the cache still stands
     riding = [len(step.draft.tree) - 1 - sum(map(len, step.draft.candidates)) for step in done]
     shapes = [(len(s.draft.tree), r, max(s.draft.tree.depth_list)) for s, r in zip(done, riding, strict=True)]
     return taken, [token for step in done for token in step.tokens], shapes, phases, drafted.sizes
@@ -224,14 +219,13 @@ def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> tuple:
     drafting = assistant(pair, packed) if made.name == "assistant" else None
     options |= {"assistant_model": drafting} if drafting else {}
     torch.manual_seed(seed)
-    before = resident()
     with _calls(pair.target, "forward", _fed) as target, _calls(drafting, "forward", _fed) as draft:
         began = now()
         tokens = generate(pair, ids, length, whole=whole, **options)
         taken = now() - began
     later = sum(draft.seconds[1:])
     phases = dict.fromkeys(PHASES, 0.0) | {"draft": later, "target": sum(target.seconds[1:])}
-    phases |= {"prefill": target.seconds[0], "drafting": later, "grown": resident() - before}
+    phases |= {"prefill": target.seconds[0], "drafting": later}
     sizes = [target.sizes[0] - len(ids) + 1, *target.sizes[1:]]  # the first forward holds the prompt, too
     return taken, tokens, [(size, 0, size - 1) for size in sizes], phases, draft.sizes[1:]
 

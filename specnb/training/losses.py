@@ -76,10 +76,10 @@ def eagle_pass(
     for j in range(1, depth + 1):
         fed = features if not out else out[-1] if through else out[-1].detach()
         x = head.rows(embedded, shifted(fed))
-        key, value = head.layer.keys_values(x, places)
+        query, key, value = head.layer.project(x, places)
         keys, values = [*keys, key], [*values, value]
         mask = torch.cat([back >= j - 1, *(back == j - i for i in range(2, j + 1))], 1) if j > 1 else None
-        out.append(head.layer(x, places, torch.cat(keys, 2), torch.cat(values, 2), mask))
+        out.append(head.layer(x, query, torch.cat(keys, 2), torch.cat(values, 2), mask))
     return out
 
 
@@ -93,8 +93,8 @@ def tree_pass(head: Eagle, frozen: Frozen, batch: Batch) -> tuple[Tensor, Tensor
     n, (m, k) = embedded.shape[1], trees.parents.shape[-2:]
     places = torch.arange(n, device=embedded.device)
     x = head.rows(embedded, shifted(batch.hidden[-1]))
-    keys, values = head.layer.keys_values(x, places)
-    out = [head.layer(x, places, keys, values, None)]
+    query, keys, values = head.layer.project(x, places)
+    out = [head.layer(x, query, keys, values, None)]
     every = torch.arange(len(embedded), device=embedded.device)[:, None]
     above = out[0].detach()[every, trees.roots][:, :, None].expand(-1, -1, k, -1)  # the root's feature, k times
     text = places <= trees.roots.repeat_interleave(k, 1)[..., None]  # (B, m·k, n): rows up to a node's root
@@ -104,9 +104,9 @@ def tree_pass(head: Eagle, frozen: Frozen, batch: Batch) -> tuple[Tensor, Tensor
     for level in range(2):
         x = head.rows(F.embedding(trees.tokens[:, level], frozen.embedding), above).flatten(1, 2)
         positions = (trees.roots + 1 + level).repeat_interleave(k, 1)
-        key, value = head.layer.keys_values(x, positions)
+        query, key, value = head.layer.project(x, positions)
         keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
-        out.append(head.layer(x, positions, keys, values, visible[level][:, None]).unflatten(1, (m, k)))
+        out.append(head.layer(x, query, keys, values, visible[level][:, None]).unflatten(1, (m, k)))
         above = out[1].detach().gather(2, trees.parents[..., None].expand_as(out[1]))
     return tuple(out)
 
@@ -119,13 +119,13 @@ def edd_pass(head: Edd, frozen: Frozen, embedded: Tensor, prompt: Tensor | None,
     tokens of earlier blocks stand in for h, so that the layer is an ordinary causal one.
     """
     places = torch.arange(embedded.shape[1], device=embedded.device)
-    keys, values = head.layer.keys_values(embedded, places)
+    query, keys, values = head.layer.project(embedded, places)
     mask = None
     if prompt is not None:
-        soft = head.layer.keys_values(prompt, places)
+        soft = head.layer.project(prompt, places)[1:]
         keys, values = (torch.cat(pair, 2) for pair in zip(soft, (keys, values), strict=True))
         mask = masks.dual_block(block)
-    return frozen.norm(head.layer(embedded, places, keys, values, mask))
+    return frozen.norm(head.layer(embedded, query, keys, values, mask))
 
 
 def vdm_pass(head: Vdm, frozen: Frozen, embedded: Tensor) -> Tensor:

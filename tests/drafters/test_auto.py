@@ -4,7 +4,7 @@ import pytest
 from tiny import llama, near_copy, tau
 
 from specnb import growth, verifiers
-from specnb.decode import decode
+from specnb.decode import decode, steps
 from specnb.drafters import AutoDrafter, CausalLMDraft, RetrievalDrafter, TreeDrafter
 from specnb.target import Target
 
@@ -18,7 +18,8 @@ NOISY = [1.0, 1.0, 1.0, 1.2, *[1.0] * 28]  # as measured: six nodes cost less th
 def written(target, call, *, model=None, draft=None, other=None, tokens=60, temperature=0.0):
     """A text and the drafter that wrote it."""
     model = model or llama()
-    drafter = AutoDrafter(CausalLMDraft(draft or near_copy(model)), target, call, other and RetrievalDrafter())
+    calls = call if isinstance(call, list) else [call] * 4
+    drafter = AutoDrafter(CausalLMDraft(draft or near_copy(model)), target, calls, other and RetrievalDrafter())
     options = {"max_new_tokens": tokens, "temperature": temperature, "eos": ()}
     return decode(Target(model), drafter, verifiers.by_draw, PROMPT, **options), drafter
 
@@ -47,6 +48,26 @@ def test_expensive_forwards_are_few_and_expensive_nodes_too():
     assert sizes[0] > 2 * sizes[1]
 
 
+def test_nodes_that_make_a_draft_forward_dear_are_not_expanded():
+    """Eight rows at the price of one are used; at a target forward a row only the likeliest is."""
+    beams = {}
+    for name, calls in {"cheap": [0.01] * 8, "by the row": [0.01 + n for n in range(8)]}.items():
+        model = llama()
+        drafter = AutoDrafter(CausalLMDraft(near_copy(model)), CHEAP, calls)
+        found = steps(Target(model), drafter, verifiers.greedy, PROMPT, max_new_tokens=40, eos=())
+        beams[name] = max(rows for _ in found for rows, _ in drafter.salf.expansions)
+    assert beams["by the row"] == 1
+    assert beams["cheap"] > 3
+
+
+def test_a_draft_model_earns_what_it_drafted_and_no_more():
+    """A stranger beside a look-up that knows the text: its own credit stays where it was without one."""
+    credits = [written(CHEAP, 0.01, draft=llama(1), other=other, tokens=90)[1].sums[2, 0] for other in (False, True)]
+    taus = [tau(written(CHEAP, 0.01, draft=llama(1), other=other, tokens=90)[0].steps) for other in (False, True)]
+    assert taus[1] > 1.3 * taus[0], taus
+    assert credits[1] < 1.3 * credits[0] + 1, credits
+
+
 def test_nothing_is_verified_where_it_cannot_pay():
     """A stranger's guesses are wrong: after a while few nodes are worth a third of a forward."""
     out, drafter = written(DOUBLE, 0.01, draft=llama(1), tokens=90, temperature=1.0)
@@ -59,7 +80,7 @@ def test_nothing_is_verified_where_it_cannot_pay():
 
 def test_what_it_has_learnt_goes_on_to_the_next_text():
     model = llama()
-    drafter = AutoDrafter(CausalLMDraft(near_copy(model)), CHEAP, 0.1)
+    drafter = AutoDrafter(CausalLMDraft(near_copy(model)), CHEAP, [0.1] * 4)
     texts, sums = [], [drafter.sums.tolist()]
     for _ in range(2):
         texts.append(decode(Target(model), drafter, verifiers.greedy, PROMPT, max_new_tokens=12).tokens)
@@ -73,7 +94,9 @@ def test_the_same_prices_and_texts_make_the_same_trees():
     assert [step.draft.tree.token_list for step in first.steps] == [s.draft.tree.token_list for s in second.steps]
 
 
-@pytest.mark.parametrize(("target", "call"), [(CHEAP[:6], 0.1), ([0.0, *CHEAP], 0.1), (CHEAP, 0.0), (CHEAP, -1)])
+@pytest.mark.parametrize(
+    ("target", "call"), [(CHEAP[:5], [0.1] * 3), ([0.0, *CHEAP], [0.1]), (CHEAP, [0.0]), (CHEAP, [-1]), (CHEAP, [])]
+)
 def test_prices_without_sense_are_refused(target, call):
-    with pytest.raises(ValueError, match="prices are seconds above 0, of more than 6 sizes, got"):
+    with pytest.raises(ValueError, match="prices are seconds above 0, half as many of drafts at most, got"):
         AutoDrafter(CausalLMDraft(llama()), target, call)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
@@ -143,26 +144,27 @@ def test_pct_at_its_limits(seed):
     assert level_sizes(grow(growth.Pct(1.0, 3, depth=3, leaf=0), seed)[0]) == {0: 1}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_layer_gain_at_its_limits(seed):
-    assert len(grow(growth.LayerGain(0.0, 1e-9, 3, depth=3), seed)[0].tree) == 1 + 3 + 9 + 27
-    assert level_sizes(grow(growth.LayerGain(1.0, 1e-9, 3, depth=3), seed)[0]) == {0: 1}
-
-
 @settings(deadline=None)
-@given(seed=st.integers(0, 999), call=st.floats(0.0, 0.9), node=st.floats(0.01, 0.3))
-def test_layer_gain_is_never_shallower_than_pct(seed, call, node):
-    """At the same price: a level that one path pays for is paid for by all of them together."""
-    draft, _ = grow(growth.LayerGain(call, node, k=6, depth=4), seed)  # k is the whole vocabulary: all is kept
-    pct, _ = grow(growth.Pct(max(call, node), 6, depth=4, leaf=node), seed)
-    assert draft.tree.depth_list[-1] >= pct.tree.depth_list[-1]
+@given(seed=st.integers(0, 999), call=st.floats(0.01, 0.9), row=st.floats(0.0, 0.3))
+def test_what_pays_is_the_best_number_of_the_likeliest(seed, call, row):
+    """Against trying all subsets of a frontier; without prices nothing is left out, and the root never is."""
+    search, prices = growth.Salf(30, 4, 0.0, 6, fill=True), [call + row * n for n in range(4)]
+    draft, _ = grow(growth.kary(3, 2), seed)
+    chances = {node: float(draft.scores[node]) for node, _ in search.select(draft.tree, draft.scores)}
+    assert len(chances) == 4
+    found = growth.Paying(search, prices).select(draft.tree, draft.scores)
+    subsets = [part for n in range(len(chances) + 1) for part in combinations(chances, n)]
+    worth = {part: sum(chances[node] for node in part) - (prices[len(part) - 1] if part else 0) for part in subsets}
+    assert worth[tuple(sorted(node for node, _ in found))] == pytest.approx(max(worth.values()))
+    assert kept(grow(growth.Paying(search, [0.0] * 4), seed)[0]) == kept(grow(search, seed)[0])
+    assert level_sizes(grow(growth.Paying(search, [2.0] * 4), seed)[0]) == {0: 1}
 
 
 RULES = [
     growth.Cape(3, (2, 2, 1, 1)),
     growth.Eagle2(6, 3, 2),
     growth.Pct(0.2, 2, 3, 0.1),
-    growth.LayerGain(0.2, 0.1, 2, 3),
+    growth.Paying(growth.Salf(5, 2, 0, 3), (0.3, 0.4)),
     growth.Salf(5, 2, 0.3, 3),
     growth.SpecExec(5, 2, 2),
     growth.OptTree(5, 0.2, 3, 2),
@@ -193,7 +195,7 @@ DEEPER = [
     growth.Cape(4, edges=(0.06, 0.1, 0.2)),
     growth.Eagle2(9, 4, 3),
     growth.Pct(0.02, 3, 4, 0.01),
-    growth.LayerGain(0.05, 0.01, 3, 4),
+    growth.Paying(growth.Salf(12, 3, 0, 4), (0.1, 0.2, 0.3)),
     growth.Salf(12, 3, 0.2, 4),
     growth.SpecExec(11, 4, 4),
     growth.OptTree(11, 0.1, 4, 4),
@@ -222,7 +224,6 @@ def test_greedy_text_is_plain_text(rule):
         (lambda: growth.Pct(0.01, leaf=0.05), "leaf 0.05 and cost 0.01"),
         (lambda: growth.Pct(1.5), "cost 1.5"),
         (lambda: growth.Eagle2(total=0), "total must be at least 1, got 0"),
-        (lambda: growth.LayerGain(node=0), "node ≤ 1, got 0.1 and 0"),
         (lambda: growth.Cape(0), "depth of at least 1"),
         (lambda: growth.Cape(extra=(1, 2)), "one width more than edges"),
     ],

@@ -1,5 +1,7 @@
 """Trained heads at work: cached drafting equals the training pass, and no head sees what it must not see."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from tiny import VOCABULARY, gpt_neox, llama, qwen2
@@ -8,6 +10,7 @@ from tiny_heads import IDS, KINDS, Compared, make
 from specnb import growth, heads, masks, verifiers
 from specnb.decode import decode
 from specnb.drafters import CausalLMDraft, TreeDrafter
+from specnb.models import PackedLinear, packing
 from specnb.target import Target
 from specnb.training import losses, starts
 
@@ -21,9 +24,7 @@ def test_edd_begins_as_the_targets_last_layer():
     head, states, places = heads.Edd(spec), model(ids, output_hidden_states=True).hidden_states, torch.arange(9)
 
     def last() -> torch.Tensor:
-        return heads.final_norm(model)(
-            head.layer(states[-2], places, *head.layer.keys_values(states[-2], places), None)
-        )
+        return heads.final_norm(model)(head.layer(states[-2], *head.layer.project(states[-2], places), None))
 
     assert not torch.allclose(last(), states[-1], atol=1e-2)
     starts.from_target(head, model)
@@ -56,12 +57,12 @@ UNEVEN = growth.Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0,
 
 
 def drafted(
-    kind: str, model=None, poison: float = 0.0, break_it=lambda inner: None, prompt=(3, 1, 4, 1, 5), capacity=0
+    kind: str, model=None, poison: float = 0.0, break_it=lambda inner: None, prompt=(3, 1, 4, 1, 5), **options
 ) -> Compared:
-    """Decode 14 tokens with a checked head of this kind over an uneven tree."""
+    """Decode 14 tokens with a checked head of this kind over an uneven tree; options: of draft_model."""
     model = model or llama()
     parts = make(model, *KINDS[kind])
-    inner = heads.draft_model(*parts, capacity=capacity)
+    inner = heads.draft_model(deepcopy(parts[0]), *parts[1:], **options)
     compared = Compared(inner, parts, model, poison)
     break_it(inner)
     shape = growth.kary(2, 3) if kind == "medusa" else UNEVEN
@@ -99,6 +100,22 @@ def test_recorded_drafting_equals_the_training_pass(kind, of_the_prompt):
     del calls[:]
     drafted(kind, break_it=watched)
     assert len(calls) > 10
+
+
+def swapped(inner):
+    """A joined product whose halves have changed places."""
+    layer = inner.forwards.model.head.layer
+    layer.gate_up.weight = torch.nn.Parameter(layer.gate_up.weight.roll(layer.spec.mlp, 0))
+    layer.gate_up = PackedLinear(layer.gate_up)
+
+
+@pytest.mark.skipif(not packing.possible(torch.float32), reason="this machine is no x86 with oneDNN")
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "edd"])
+def test_a_packed_heads_joined_products_say_the_same(kind):
+    joined = drafted(kind, packed=True)
+    assert joined.nodes > 20
+    assert joined.worst < 1e-4
+    assert drafted(kind, packed=True, break_it=swapped).worst > 1e-3
 
 
 def stuck(inner):

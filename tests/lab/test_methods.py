@@ -70,8 +70,8 @@ def test_built_methods(smollm2):
     }
     for name, kind in kinds.items():
         assert type(methods.build(methods.method(name), smollm2)) is kind
-    found = methods.build(methods.method("edd:auto + retrieval"), smollm2, prices=(range(1, 33), 0.1))
-    assert (type(found), found.call, type(found.inner)) == (AutoDrafter, 0.1, MergedDrafter)
+    found = methods.build(methods.method("edd:auto + retrieval"), smollm2, prices=(range(1, 33), [0.1, 0.2]))
+    assert (type(found), found.call.tolist(), type(found.inner)) == (AutoDrafter, [0.1, 0.2], MergedDrafter)
     with pytest.raises(ValueError, match="the pair smollm2-135m has no draft model of its own"):
         methods.build(methods.method("pair:chain 3"), smollm2)
     own = models.Pair("own", smollm2.target, smollm2.target, smollm2.tokenizer)

@@ -100,7 +100,7 @@ LOOKED_UP = {"plain": loop.PlainDrafter, "ngram": NgramDrafter, "retrieval": Ret
 RULES = {
     "chain": growth.chain(3), "kary": growth.kary(2, 3), "dynatree": growth.DynaTree(4, 2, 0.01),
     "cape": growth.Cape(3), "eagle2": growth.Eagle2(8, 3, 3), "pct": growth.Pct(0.05, 3, 4),
-    "layer": growth.LayerGain(depth=4), "salf": growth.Salf(6, 3, 0.1, 5, depth=4),
+    "paying": growth.Paying(growth.Eagle2(8, 4, 3), (0.1, 0.15, 0.2)), "salf": growth.Salf(6, 3, 0.1, 5, depth=4),
     "specexec": growth.SpecExec(6, 3, 3), "opt": growth.OptTree(6, 0.1, 3, 5),
 }  # fmt: skip
 
@@ -133,7 +133,7 @@ def test_greedy_steps_read_two_tensors_and_one_a_level(name, verifier):
     model = None
     if name == "auto":
         model = marked(CausalLMDraft(OTHER))
-        drafter = AutoDrafter(model, [1.0 + 0.05 * n for n in range(12)], 0.1, RetrievalDrafter())
+        drafter = AutoDrafter(model, [1.0 + 0.05 * n for n in range(12)], [0.1] * 4, RetrievalDrafter())
     elif name in MODELS or name in RULES or name == "merged":
         model = marked(MODELS.get(name, MODELS["causal"])())
         drafter = TreeDrafter(model, RULES.get(name, growth.kary(2, 3)))

@@ -104,8 +104,8 @@ def test_eagle_loss_is_its_definition(pair, ready):
     for t in rows:
         before = torch.cat([torch.zeros(1, f.shape[1]), (f + noise)[:t]])
         x = head.rows(frozen.embedding[batch.tokens[0, : t + 1]], before)[None]
-        keys, values = head.layer.keys_values(x, torch.arange(t + 1))
-        out = head.layer(x, torch.arange(t + 1), keys, values, None)[0, t]
+        query, keys, values = head.layer.project(x, torch.arange(t + 1))
+        out = head.layer(x, query, keys, values, None)[0, t]
         law = (f[t] @ frozen.rows.T).softmax(-1)
         total += cross_entropy_of(out, law, frozen) + 0.1 * F.smooth_l1_loss(out, f[t])
     ours = losses.eagle_loss(head, frozen, batch, torch.Generator().manual_seed(5))

@@ -68,8 +68,8 @@ def test_an_edd_begins_with_its_eyes_on_the_latest_state_and_on_its_block(pair, 
     def looked(root: int, depth: int) -> tuple[float, float]:
         """Mean attention at this depth to the block's tokens and to the latest state, by their heads."""
         at, tokens = root + depth - 1, torch.arange(root, root + depth)
-        states, _ = layer.keys_values(batch.hidden[recipe.hidden_layer][:, :root], torch.arange(root))
-        block, _ = layer.keys_values(batch.embedded(frozen)[:, tokens], tokens)
+        _, states, _ = layer.project(batch.hidden[recipe.hidden_layer][:, :root], torch.arange(root))
+        _, block, _ = layer.project(batch.embedded(frozen)[:, tokens], tokens)
         rows = layer.input_layernorm(batch.embedded(frozen)[:, [at]])
         query = layer._rotate(layer._split(layer.q_proj(rows)), torch.tensor([at]))
         keys = torch.cat([states, block], 2)
