@@ -58,7 +58,7 @@ def results(table: pd.DataFrame) -> str:
         f"{len(written)} prompts.",
     ]
     first = [
-        f"{shown[best][0]} writes **{lead(best, 'generate')}** as fast as transformers' `generate`",
+        f"{shown[best][0].partition(',')[0]} writes **{lead(best, 'generate')}** as fast as transformers' `generate`",
         f"({device}, {processor.partition(',')[0]}; 95 % interval), {lead(best, 'prompt lookup')} as fast",
         f"as its prompt lookup and {lead(best, 'assistant')} as its assistant. The second by the median,",
         f"{shown[second][0].partition(',')[0]}, is {apart}: {RATIO.format(**beside)}.",

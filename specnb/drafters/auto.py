@@ -14,7 +14,7 @@ from specnb.drafters.draft_models import DraftModel
 from specnb.drafters.merged import MergedDrafter
 from specnb.drafters.retrieval import RetrievalDrafter
 from specnb.drafters.tree_drafter import TreeDrafter
-from specnb.growth import Paying, Salf, within
+from specnb.growth import Paying, Salf
 from specnb.tree import Draft
 
 REMEMBERED = 0.98  # of what was learnt, from step to step: it spans about fifty
@@ -53,7 +53,7 @@ class AutoDrafter:
 
     def propose(self, coins, max_depth) -> Draft:
         rate, right, deep = self.sums[:, 0] / self.sums[:, 1]
-        self.salf.growth = Paying(within(self.search, max_depth), rate / deep * self.more)
+        self.salf.growth = Paying(self.search, rate / deep * self.more)
         draft = self.inner.propose(coins, max_depth)
         scores = draft.scores.numpy()
         order = 1 + np.argsort(-scores[1:], kind="stable")[: len(self.target) - 1]  # parents before their children
