@@ -14,7 +14,7 @@ from specnb.drafters.draft_models import DraftModel
 from specnb.drafters.merged import MergedDrafter
 from specnb.drafters.retrieval import RetrievalDrafter
 from specnb.drafters.tree_drafter import TreeDrafter
-from specnb.growth import Paying, Salf
+from specnb.growth import Paying, Salf, within
 from specnb.tree import Draft
 
 REMEMBERED = 0.98  # of what was learnt, from step to step: it spans about fifty
@@ -39,8 +39,8 @@ class AutoDrafter:
         if not (len(self.target) >= 2 * (beam := len(self.call)) > 0 < min(self.target.min(), self.call.min())):
             raise ValueError(f"prices are seconds above 0, half as many of drafts at most, got {target} and {call}")
         self.search = Salf(len(self.target), beam, 0.0, width, fill=True)
-        node = (self.target[-1] - self.target[0]) / (len(self.target) - 1)
-        self.more = self.call + node * np.arange(1, beam + 1)  # a forward's price, and that of one node a row
+        # a draft forward's price, and that of one node a row
+        self.more = self.call + (self.target[-1] - self.target[0]) / (len(self.target) - 1) * np.arange(1, beam + 1)
         self.salf = TreeDrafter(draft_model, self.search)
         self.inner = MergedDrafter(self.salf, other) if other else self.salf
         self.hidden_layers = draft_model.hidden_layers
@@ -53,7 +53,7 @@ class AutoDrafter:
 
     def propose(self, coins, max_depth) -> Draft:
         rate, right, deep = self.sums[:, 0] / self.sums[:, 1]
-        self.salf.growth = Paying(self.search, rate / deep * self.more)
+        self.salf.growth = Paying(within(self.search, max_depth), rate / deep * self.more)
         draft = self.inner.propose(coins, max_depth)
         scores = draft.scores.numpy()
         order = 1 + np.argsort(-scores[1:], kind="stable")[: len(self.target) - 1]  # parents before their children

@@ -233,8 +233,6 @@ def at_least_one(rule: object, *names: str) -> None:
 
 def within(rule: Growth, depth: int) -> Growth:
     """A rule that knows that no node goes deeper: a search must not wait for nodes that will have no children."""
-    if search := getattr(rule, "search", None):
-        return replace(rule, search=within(search, depth))
     return replace(rule, depth=max(1, depth)) if depth < getattr(rule, "depth", 0) else rule
 
 

@@ -6,6 +6,7 @@ is gone, or has other columns than its reader; ``stale()`` says which are.
 """
 
 import hashlib
+import inspect
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -179,8 +180,8 @@ def stale(folder: Path = RESULTS) -> dict[str, str]:
                 reason = "no experiment has this name"
             elif table.empty:
                 reason = "it has no whole block"
-            elif lacking := CELLS[EXPERIMENTS[path.stem].cell][1] - set(table.columns):
-                reason = f"missing columns {', '.join(sorted(lacking))}"
+            elif odd := _columns(table) ^ (CELLS[EXPERIMENTS[path.stem].cell][1] - {"status", "error"}):
+                reason = f"unknown or missing columns {', '.join(sorted(odd))}"
             else:
                 reason = replaced([json.loads(text) for text in set(table["heads"])])
         else:
@@ -193,6 +194,14 @@ def stale(folder: Path = RESULTS) -> dict[str, str]:
         if reason:
             found[path.name] = reason
     return found
+
+
+def _columns(table: pd.DataFrame) -> set[str]:
+    """The columns that a cell measured: not the block's settings, nor where it was measured."""
+    own = {"heads", "key", "cell", "processor", "device", "torch", "date", "command", "plan", "status", "error"}
+    cells = set(table["cell"]) & set(CELLS)
+    settings = {name for cell in cells for name in inspect.signature(CELLS[cell][0]).parameters}
+    return set(table.columns) - own - settings
 
 
 def replaced(used: Sequence[dict[str, str]]) -> str:

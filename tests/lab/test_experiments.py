@@ -120,7 +120,7 @@ def test_each_fault_makes_a_recording_stale(tmp_path, monkeypatch, fault):
     """Negative controls for the test above: every kind of staleness is found."""
     path = tmp_path / "ptd_alike.jsonl"
     if fault == "columns":
-        record_one(tmp_path, monkeypatch, sorted(experiments.CELLS["alike"][1] - {"repeated"}))
+        record_one(tmp_path, monkeypatch, [*sorted(experiments.CELLS["alike"][1]), "surprise"])
     elif fault == "command":
         facts = {"command": "python -m specnb.bench --out x", "date": "2026-11-22"}
         (tmp_path / "old.json").write_text(json.dumps(facts))
@@ -137,7 +137,7 @@ def test_each_fault_makes_a_recording_stale(tmp_path, monkeypatch, fault):
         shutil.move(path, path := tmp_path / "gone.jsonl")
     wanted = {
         "heads": "made with other heads: edd",
-        "columns": "missing columns repeated",
+        "columns": "unknown or missing columns surprise",
         "name": "no experiment has this name",
     }[fault]
     assert experiments.stale(tmp_path) == {path.name: wanted}
