@@ -65,9 +65,9 @@ class AutoDrafter:
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.inner.observe(draft, path, next_token, hidden, logits)
-        rows, masses = zip((0, 0.0), *self.salf.expansions, strict=True)
-        seconds = self.target[len(draft.tree) - 1] + self.call[np.array(rows[1:], int) - 1].sum()
+        seconds = self.target[len(draft.tree) - 1] + sum(self.call[rows - 1] for rows, _ in self.salf.expansions)
+        below = sum(mass for _, mass in self.salf.expansions[1:])
         own = sum(self.salf.kept[node] < self.salf.scored for node in path[1:])
         earned = len(path) + 1, len(path), own
-        new = np.column_stack([earned, (seconds, float(draft.scores.sum()) - 1, sum(masses[2:]))])
+        new = np.column_stack([earned, (seconds, float(draft.scores.sum()) - 1, below)])
         self.sums = REMEMBERED * self.sums + (1 - REMEMBERED) * self.first + new  # with no news it is tried again

@@ -15,7 +15,6 @@ import torch
 from specnb import lab, models
 from specnb.lab import __main__ as laboratory
 from specnb.lab import commands
-from specnb.lab.values import values
 from specnb.models import files, pairs
 from specnb.training import __main__ as training
 
@@ -178,13 +177,9 @@ def test_a_readme_without_marks_is_refused():
         fill_readme.filled(README.replace("<!-- /results -->", ""))
 
 
-def test_the_method_to_run_is_not_told_apart_from_the_fastest():
-    """`auto` writes another number of target calls on each machine, so what is run may be one of a fixed size."""
-    race = values("race")
-    fastest, *others = lab.speed_ups(race).index
-    level = [name for name in others if lab.ratio(race, "speed", fastest, name)["low"] <= 1]
-    assert any(f'"{name}"' in BLOCKS["README"][0][0] for name in [fastest, *level])
-    assert "n-gram tree" not in level
+def test_the_fastest_method_is_the_one_to_run():
+    fastest = lab.speed_ups(lab.recorded("race")).index[0]
+    assert f'methods.method("{fastest}")' in BLOCKS["README"][0][0]
 
 
 SPEED = re.compile(r"\d\.\d\d× \[\d\.\d\d,\s\d\.\d\d\]")
