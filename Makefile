@@ -2,14 +2,17 @@
 PYTHON ?= python3
 VENV   ?= .venv
 LAB    ?=                 # options for jupyter lab, e.g. LAB="--no-browser --port 9999"
+SEED   ?= 1                # of noise
+TESTS  ?= tests            # what make test-code runs
 JOBS   ?= 2                # test processes, of one thread and about 2 GB each
 BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -e
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: lab test train-smoke figures stills screens html slides readme fetch lint clean
+.PHONY: lab test test-code test-notebooks noise train-smoke figures stills screens html slides readme fetch lint clean
 .DEFAULT_GOAL := lab
+.NOTPARALLEL:             # nothing else beside tests, which fill the machine
 
 $(VENV)/.lab: pyproject.toml     # what a reader needs; an environment that is there and has pip is kept
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"specnb needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
@@ -31,9 +34,17 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-test: lint fetch                # ruff, pytest, and every notebook's saved output against a fresh run
-	$(PARALLEL) $(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal --durations 40 -rs
+test: lint fetch                # ruff, the tests and, after a failed test, too, every notebook
+	$(MAKE) --keep-going test-code test-notebooks
+
+test-code: $(VENV)/.dev fetch
+	$(PARALLEL) $(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist worksteal --durations 40 -rs
+
+test-notebooks: $(VENV)/.dev fetch    # every notebook's saved output against a fresh run
 	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(NB)
+
+noise: $(VENV)/.dev fetch       # tests and notebooks while torch rounds like another processor: make noise SEED=2
+	SPECNB_NOISE=$(SEED) $(MAKE) --keep-going test-code test-notebooks
 
 train-smoke: $(VENV)/.dev     # train every kind of head for a few steps on a tiny corpus (part of make test)
 	$(BIN)/python -m pytest tests/training/test_training.py

@@ -95,51 +95,83 @@ def method(name: str) -> Method:
     """A method by its full name; ValueError on names and settings without sense, before anything is loaded."""
     if not all(part.split() for part in name.split(" + ")):
         raise ValueError(f"a method has no name: {name!r}")
-    if how := next((how for how in (*FORWARDS, *LOSSY) if name.endswith(f" {how}")), None):
-        plain = method(name.removesuffix(f" {how}"))
-        if how in LOSSY and plain.alone is None:
-            raise ValueError(f"{name!r}: only drafters without a trained draft are verified {how}")
-        if plain.options is not None:
-            raise ValueError(f"{name!r}: forwards of transformers' own methods are not run {how}, only ours")
-        if plain.forwards if how in FORWARDS else plain.verifier in LOSSY.values():
-            raise ValueError(f"{name!r}: one of {' and '.join(FORWARDS if how in FORWARDS else LOSSY)}, not both")
-        return replace(plain, name=name, **({"verifier": LOSSY[how]} if how in LOSSY else {"forwards": how}))
-    if found := LOOKUP.fullmatch(name):
-        return Method(name, {setting: int(text or TUNED[setting]) for setting, text in found.groupdict().items()})
+    for how in (*FORWARDS, *LOSSY):
+        if name.endswith(f" {how}"):
+            return _run_as(method(name.removesuffix(f" {how}")), how)
+    lookup = LOOKUP.fullmatch(name)
+    if lookup:
+        return Method(name, {setting: int(text or TUNED[setting]) for setting, text in lookup.groupdict().items()})
     if name in THEIRS:
         return Method(name, {})
     if name == "n-gram tree":
         return Method(name, alone="ngram")
     if name.split()[0] in DRAFTERS:
-        named(name, None)
+        named(name, None)  # raises if its settings have no sense
         return Method(name, alone=name)
-    own, plus, other = (AUTO if name == "auto" else name).partition(" + ")
-    found = PATTERN.fullmatch(own)
-    if not found:
+    return _with_a_draft(name)
+
+
+def _run_as(plain: Method, how: str) -> Method:
+    """A method whose forwards are run in one of FORWARDS, or whose drafts are verified by one of LOSSY."""
+    name = f"{plain.name} {how}"
+    if how in LOSSY and plain.alone is None:
+        raise ValueError(f"{name!r}: only drafters without a trained draft are verified {how}")
+    if plain.options is not None:
+        raise ValueError(f"{name!r}: forwards of transformers' own methods are not run {how}, only ours")
+    if how in FORWARDS:
+        if plain.forwards:
+            raise ValueError(f"{name!r}: one of {' and '.join(FORWARDS)}, not both")
+        return replace(plain, name=name, forwards=how)
+    if plain.verifier in LOSSY.values():
+        raise ValueError(f"{name!r}: one of {' and '.join(LOSSY)}, not both")
+    return replace(plain, name=name, verifier=LOSSY[how])
+
+
+def _with_a_draft(name: str) -> Method:
+    """HEAD:RULE, how its children come about and who verifies them, and what is merged into its tree."""
+    own, _, merged = (AUTO if name == "auto" else name).partition(" + ")
+    parts = PATTERN.fullmatch(own)
+    if not parts:
         alone = ", ".join((*THEIRS, "n-gram tree", *DRAFTERS))
         rules = ", ".join((*GROWTH, *NAMED, *WINDOWS))
         raise ValueError(f"unknown method {name!r}: known are {alone}, and HEAD:RULE with RULE of {rules}")
-    head, verifier, drawn = found["head"], found["verifier"] or "by_draw", Drawn[(found["drawn"] or "point").upper()]
-    window, shape = WINDOWS.get(found["rule"]), "linear" if found["rule"] in WINDOWS else found["rule"]
+    head = parts["head"]
+    _check_head(name, head)
+    verifier = parts["verifier"] or "by_draw"
+    if verifier not in verifiers.BY_NAME:
+        raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(verifiers.BY_NAME)}")
+    drawn = Drawn[(parts["drawn"] or "point").upper()]
+    window = WINDOWS.get(parts["rule"])
+    shape = "linear" if window else parts["rule"]
+    _check_tree(name, shape, drawn, merged)
+    return Method(name, None, head, shape, drawn, verifiers.BY_NAME[verifier], merged=merged or None, window=window)
+
+
+def _check_head(name: str, head: str) -> None:
+    """ValueError unless the head is there, and its temperature, behind an @, is a number above 0."""
     bare, at, temperature = head.partition("@")
     if at and not (re.fullmatch(r"\d*\.?\d+", temperature) and float(temperature)):
         raise ValueError(f"{name!r}: a head's temperature is a number above 0, got {temperature!r}")
     trained = sorted(path.stem for path in heads.FOLDER.glob("*.safetensors"))
     if bare not in ("pair", *trained) and not heads.path(bare).with_suffix(".safetensors").exists():
         raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained)}")
-    if verifier not in verifiers.BY_NAME:
-        raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(verifiers.BY_NAME)}")
-    if shape == "auto" and (drawn is not Drawn.POINT or (plus and other.split()[0] != "retrieval")):
-        raise ValueError(f"{name!r}: auto chooses nodes, it does not draw them, and takes only retrieval beside them")
+
+
+def _check_tree(name: str, shape: str, drawn: Drawn, merged: str) -> None:
+    """ValueError unless a tree may grow so, be drawn so, and take what is looked up."""
+    looked_up = merged.split()[0] if merged else None
     if shape == "auto":
-        named(other or "retrieval", None)
-    else:
-        drafting = TreeDrafter(drafters.TableDraft(None), rule(shape), drawn)  # whether a drawn tree may grow so
-        if plus and other.split()[0] not in MERGEABLE:
+        if drawn is not Drawn.POINT or looked_up not in (None, "retrieval"):
+            raise ValueError(
+                f"{name!r}: auto chooses nodes, it does not draw them, and takes only retrieval beside them"
+            )
+        named(merged or "retrieval", None)
+        return
+    drafting = TreeDrafter(drafters.TableDraft(None), rule(shape), drawn)  # raises if a drawn tree may not grow so
+    if merged:
+        if looked_up not in MERGEABLE:
             raise ValueError(f"{name!r}: only {' and '.join(MERGEABLE)} can be merged into a tree")
-        if plus:
-            MergedDrafter(drafting, named(other, None))
-    return Method(name, None, head, shape, drawn, verifiers.BY_NAME[verifier], merged=other or None, window=window)
+        MergedDrafter(drafting, named(merged, None))
 
 
 def draft_model(head: str, pair: models.Pair, capacity: int) -> DraftModel:

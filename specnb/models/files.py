@@ -22,7 +22,7 @@ from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout: data/, figures/, notebooks/
 DATA = ROOT / "data"
-FIGURES = ROOT / "figures"
+FIGURES = Path(os.environ.get("SPECNB_FIGURES") or ROOT / "figures")  # where notebooks' figures are written
 Data = bytes | str | Callable[[BinaryIO], object]  # of a file, or what writes them into the open file
 QUIET = bool(os.environ.get("TQDM_DISABLE"))  # tqdm's notebook bars do not heed it by themselves
 

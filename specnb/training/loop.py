@@ -104,12 +104,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
         value = _value(loss, head, frozen, gather(data, batch, frozen.rows), schedule.seed * 1_000_003 + step)
-        if not torch.isfinite(value):
-            raise ValueError(f"the loss is {value.item()} at step {step}: lower the learning rate and start over")
-        optimizer.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(head.parameters(), schedule.clip)
-        optimizer.step()
+        _descend(value, head, optimizer, schedule.clip, step)
         state["step"] = step + 1
         state["loss"] = state.get("loss", 0.0) + value.item()
         if state["step"] % per_epoch == 0:
@@ -124,6 +119,16 @@ def train(
             files.write(checkpoint, partial(torch.save, {"state": state, **parts}))
     head.load_state_dict(state["best"])
     return head, state["curve"]
+
+
+def _descend(value: Tensor, head: nn.Module, optimizer: torch.optim.Optimizer, clip: float, step: int) -> None:
+    """One step down the gradient of a loss; ValueError if the loss is no number."""
+    if not torch.isfinite(value):
+        raise ValueError(f"the loss is {value.item()} at step {step}: lower the learning rate and start over")
+    optimizer.zero_grad()
+    value.backward()
+    nn.utils.clip_grad_norm_(head.parameters(), clip)
+    optimizer.step()
 
 
 def _since_best(curve: list[dict]) -> int:

@@ -146,13 +146,7 @@ def dialogues(
         _step(model, torch.full((rows,), token, device=device), places, cache)
         places += 1
 
-    def fresh(number: int) -> Row:
-        opening = (
-            openings[int(torch.randint(len(openings), (), generator=generator, device=device))] if openings else ()
-        )
-        return Row(greedy=number % 2 == 0, question=list(opening), forced=list(opening[::-1]))
-
-    writing = [fresh(row) for row in range(rows)]
+    writing = [_fresh(row, openings, generator) for row in range(rows)]
     tokens = torch.full((rows,), before[-1], device=device)
     for step in count(1):
         logits = _step(model, tokens, places, cache)
@@ -183,13 +177,23 @@ def dialogues(
                     yield Dialogue(tuple(row.question), tuple(row.answer), row.greedy)
             if again:
                 rows += 1
-                writing[i], feed[i], places[i] = fresh(rows), before[-1], start
+                writing[i] = _fresh(rows, openings, generator)
+                feed[i] = before[-1]
+                places[i] = start
         tokens = torch.tensor(feed, device=device)
         if step % SORT_EVERY == 0:
             order = places.argsort(stable=True)
             cache.reorder_cache(order)
             places.copy_(places[order])
             tokens, writing = tokens[order], [writing[i] for i in order.tolist()]
+
+
+def _fresh(number: int, openings: Sequence[tuple[int, ...]], generator: torch.Generator) -> Row:
+    """The row of a new dialogue; its question begins with one of the openings, if there are any."""
+    opening: tuple[int, ...] = ()
+    if openings:
+        opening = openings[int(torch.randint(len(openings), (), generator=generator, device=generator.device))]
+    return Row(greedy=number % 2 == 0, question=list(opening), forced=list(opening[::-1]))
 
 
 def _step(model: PreTrainedModel, tokens: Tensor, places: Tensor, cache: Cache) -> Tensor:

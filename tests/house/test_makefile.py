@@ -66,3 +66,22 @@ def test_jupyterlab_serves_the_repository_and_opens_the_first_notebook(tmp_path)
             assert urllib.request.urlopen(f"{address}/api/contents/{name}?content=0").status == 200
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{address}/api/contents/00_start_here.ipynb?content=0")
+
+
+@pytest.mark.parametrize(("broken", "status"), [("tests", 2), ("--nbval", 2), ("nothing", 0)])
+def test_notebooks_run_after_a_failed_test_and_all_fails_at_the_end(broken, status, tmp_path):
+    """With a python that only writes down what it is asked to run, and fails at one of the two."""
+    said, python, ruff = tmp_path / "said", tmp_path / "bin" / "python", tmp_path / "bin" / "ruff"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$@" >> {said}\ncase " $* " in *" {broken} "*) exit 1;; esac\n')
+    ruff.write_text("#!/bin/sh\n")
+    for program in (python, ruff):
+        program.chmod(0o755)
+    for mark in (".lab", ".dev"):
+        (tmp_path / mark).touch()
+    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    done = subprocess.run(["make", "test", f"VENV={tmp_path}"], cwd=ROOT, env=outside, capture_output=True, check=False)
+    asked = said.read_text()
+    assert done.returncode == status
+    assert "-m pytest tests" in asked
+    assert "-m pytest --nbval" in asked

@@ -1,9 +1,5 @@
 """The papers' verifiers line by line have the same laws as the fast forms, under every coin."""
 
-import ast
-import inspect
-import textwrap
-
 import pytest
 from toy import BINARY, IID, SWOR, UNEVEN, WORLDS, tree_drafter
 
@@ -89,22 +85,3 @@ def test_a_spoiled_form_has_another_law(name):
         p, q = WORLDS[world]
         apart.append(total_variation(*(verdicts(q, shape, drawn, v, p, depth) for v in (wrong, fast))))
     assert max(apart) > 0.01
-
-
-# ---- short enough to be read beside the paper ------------------------------------------------------------------
-
-
-def code_lines(function) -> int:
-    """Lines of a function that hold code: no docstring, no blank lines, no lines of comment alone."""
-    source = textwrap.dedent(inspect.getsource(function))
-    body = ast.parse(source).body[0]
-    first = body.body[0]
-    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    skipped = set(range(first.lineno, first.end_lineno + 1)) if documented else set()
-    lines = enumerate(source.splitlines(), 1)
-    return sum(n not in skipped and bool(line.strip()) and not line.strip().startswith("#") for n, line in lines)
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_each_has_at_most_thirty_lines(name):
-    assert 5 < code_lines(getattr(textbook, name)) <= 30
