@@ -14,6 +14,12 @@ from transformers.cache_utils import Cache, DynamicLayer
 ARGUMENT = ({"cache", "past_key_values"} & {*signature(LlamaForCausalLM.forward).parameters}).pop()
 
 
+def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Zeros of a tensor's dtype and device; if made in torch.inference_mode(), they can be written to outside, too."""
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
 class TreeLayer(DynamicLayer):
     """One layer's keys and values in two buffers that double when full: a step appends without copying the past.
 
@@ -22,7 +28,8 @@ class TreeLayer(DynamicLayer):
     """
 
     def __init__(self, capacity: int = 256):  # not super's, which would set keys and values
-        self.buffers, self.used, self.is_initialized = [torch.empty(0), torch.empty(0)], 0, False
+        self.buffers = [torch.empty(0, device="cpu"), torch.empty(0, device="cpu")]  # keys, values
+        self.used, self.is_initialized = 0, False
         self.capacity = capacity
 
     @property
@@ -46,7 +53,7 @@ class TreeLayer(DynamicLayer):
             if old.dim() != 4 or old.shape[-2] < self.used:
                 batch, heads, _, width = new.shape
                 slots = self.capacity if self.used <= self.capacity else 2 * self.used
-                grown = new.new_zeros(batch, heads, slots, width)
+                grown = zeros((batch, heads, slots, width), new)
                 if start:
                     grown[..., :start, :] = old[..., :start, :]
                 self.buffers[which] = grown
@@ -128,7 +135,7 @@ class TreeCache(Cache):
         for places in alike.values():
             buffers, which = places[0]
             *front, _, width = buffers[which].shape
-            self.stores.append(buffers[which].new_zeros(len(places), *front, capacity, width))
+            self.stores.append(zeros((len(places), *front, capacity, width), buffers[which]))
             for (buffers, which), row in zip(places, self.stores[-1], strict=True):
                 row[..., : buffers[which].shape[-2], :] = buffers[which]
                 buffers[which] = row

@@ -24,6 +24,7 @@ class Drafter(Protocol):
 
     hidden_layers: the target's hidden states it wants to see, () for none.
     reach: how many positions its auxiliary nodes may lie deeper than max_depth, 0 without such nodes.
+    vocabulary: optional; for how many tokens its draft model has logits, None where the draft names their ids.
     """
 
     hidden_layers: tuple[int, ...]
@@ -194,6 +195,12 @@ def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_to
     """The prompt's token ids; ValueError if nothing can be generated behind it."""
     if not hasattr(target, "prefill"):
         raise ValueError(f"decode needs a Target, got a {type(target).__name__}: give Target(pair.target)")
+    columns = getattr(drafter, "vocabulary", None)
+    if columns is not None and columns != target.vocabulary:
+        raise ValueError(
+            f"the draft model gives {columns} logits, the target {target.vocabulary}: if they share a tokenizer, say "
+            f"CausalLMDraft(model, vocabulary={target.vocabulary})"
+        )
     prompt = token_ids(prompt)
     if not prompt:
         raise ValueError("the prompt is empty: at least one token is needed to hang a tree on")

@@ -1,6 +1,7 @@
 """What each node may see and where it stands: the attention mask and the position ids of a tree."""
 
 import sys
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def visible(tree: TokenTree, prefix_length: int) -> Tensor:
     """(n, prefix_length + n) bool: each node sees the whole prefix, its ancestors and itself, nothing else."""
-    prefix = torch.ones(len(tree), prefix_length, dtype=torch.bool)
+    prefix = torch.ones(len(tree), prefix_length, dtype=torch.bool, device="cpu")
     return torch.cat([prefix, tree.ancestors], dim=1)
 
 
@@ -38,15 +39,33 @@ def tree_mask(tree: TokenTree, prefix_length: int, *, dtype: torch.dtype, device
 def layer_kinds(model: nn.Module) -> tuple[str, ...]:
     """The kinds of attention layers a model has: "full_attention", those of WINDOWS, or others, which take no tree.
 
-    Where a configuration names no kinds, all layers have the window it has, if the model's own code applies one.
+    Where a configuration names no kinds, all layers have the window it has, if the code that owns the layers applies
+    one: transformers' module of that model, whatever subclass or wrapper (a vision-language model) stands around it.
     """
     if not isinstance(model, PreTrainedModel):
         return ("full_attention",)  # a trained head
-    config, code = model.config.get_text_config(), sys.modules[type(model).__module__]
-    if found := getattr(config, "layer_types", None):
-        return tuple(sorted(set(found)))
-    windowed = (kind for kind, (size, rule) in WINDOWS.items() if getattr(config, size, None) and hasattr(code, rule))
-    return (next(windowed, "full_attention"),)
+    config = model.config.get_text_config()
+    named = getattr(config, "layer_types", None)
+    if named:
+        return tuple(sorted(set(named)))
+    for kind, (size, rule) in WINDOWS.items():
+        if getattr(config, size, None) and any(hasattr(code, rule) for code in owners(model)):
+            return (kind,)
+    return ("full_attention",)
+
+
+def owners(model: PreTrainedModel) -> list[ModuleType]:
+    """Transformers' modules that hold the code of a model's text layers; none for code from elsewhere."""
+    kind = model.config.get_text_config().model_type
+    found = []
+    for part in model.modules():
+        if not isinstance(part, PreTrainedModel) or part.config.get_text_config().model_type != kind:
+            continue  # a vision tower, for example
+        for base in type(part).__mro__:
+            code = sys.modules[base.__module__]
+            if code.__name__.startswith("transformers.models.") and code not in found:
+                found.append(code)
+    return found
 
 
 def by_layer(mask: Tensor, model: nn.Module, rows: Tensor, columns: Tensor) -> Masks:

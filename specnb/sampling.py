@@ -11,6 +11,8 @@ from torch import Tensor
 
 from specnb.tree import Drawn
 
+MINUS_INFINITY = -128  # the bits of bfloat16's -inf, read as int16
+
 
 @dataclass(frozen=True)
 class Warp:
@@ -36,8 +38,10 @@ class Warp:
         """(..., V) logits → (..., V) probabilities, float32 (float64 if the logits are)."""
         kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
         if self.temperature == 0:
+            best = likeliest(logits)[..., None]
+            mass = torch.where(logits.gather(-1, best).isnan(), torch.nan, 1.0).to(kind)  # verifiers refuse NaN
             out = torch.zeros(logits.shape, dtype=kind, device=logits.device)
-            return out.scatter_(-1, likeliest(logits)[..., None], 1.0)
+            return out.scatter_(-1, best, mass)
         logits = logits.to(kind) if self.temperature == 1 else logits.to(kind) / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k).values[..., -1:]
@@ -51,16 +55,27 @@ class Warp:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """(..., V) logits → (...) int64, the token with the largest one (the first, if tied)."""
+    """(..., V) logits → (...) int64, the token with the largest one (the first, if tied); NaN counts as the largest."""
     if logits.device.type != "cpu" or type(logits) is not Tensor:
         return logits.argmax(-1)
-    if logits.dtype == torch.bfloat16:  # above zero these numbers are ordered as their bits are
+    if logits.dtype == torch.bfloat16:
+        # Above zero these numbers are ordered as their bits are. A NaN with a minus has bits between those of -inf and
+        # of the largest whole number, -1: without one, what is largest in bits is so in value.
         bits = logits.detach().view(torch.int16).numpy()
         best = bits.argmax(-1)
-        if (np.take_along_axis(bits, best[..., None], -1) > 0).all():
+        above_zero = (np.take_along_axis(bits, best[..., None], -1) > 0).all()
+        if above_zero and not ((bits > MINUS_INFINITY) & (bits < 0)).any():
             return torch.from_numpy(np.asarray(best))
-    wide = logits if logits.dtype.itemsize >= 4 else logits.float()
-    return torch.from_numpy(np.asarray(wide.detach().numpy().argmax(-1)))  # ten times as fast as torch's
+    full = logits if logits.dtype.itemsize >= 4 else logits.float()
+    return torch.from_numpy(np.asarray(full.detach().numpy().argmax(-1)))  # ten times as fast as torch's
+
+
+def wide(numbers: Tensor) -> Tensor:
+    """The same numbers in float64; in float32 on a device that has no float64, as Apple's GPU."""
+    try:
+        return numbers.double()
+    except TypeError:
+        return numbers.float()
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -105,7 +120,9 @@ class RandomCoins:
         return self.uniforms[-1] < probability
 
     def choose(self, probabilities: Tensor) -> int:
-        cumulative = probabilities.double().cumsum(0)
+        cumulative = wide(probabilities).cumsum(0)
+        if cumulative.dtype != torch.float64:  # only the index that is chosen goes back to the device
+            cumulative = probabilities.cpu().double().cumsum(0)
         total = cumulative[-1:]
         index = torch.searchsorted(cumulative, self._choose.random() * total, right=True)
         last = torch.searchsorted(cumulative, total)  # rounding may reach past the last mass
@@ -138,9 +155,9 @@ def draw_rows(
     """``draw`` for each of (m, V) laws and m counts: every child's row, token and probability, read at once."""
     if drawn is Drawn.POINT:
         top = laws.topk(min(max(counts), laws.shape[1]))
-        tokens, chances = torch.stack([top.indices.double(), top.values.double()]).cpu().numpy()
+        tokens, chances = torch.stack([wide(top.indices), wide(top.values)]).cpu().numpy()
         kept = np.arange(tokens.shape[1]) < np.array(counts)[:, None]
         return kept.nonzero()[0], tokens[kept].astype(np.int64), chances[kept]
     found = [draw(law, count, drawn, coins) for law, count in zip(laws, counts, strict=True)]
     rows, tokens = np.repeat(np.arange(len(found)), [*map(len, found)]), np.array(list(chain(*found)), dtype=np.int64)
-    return rows, tokens, laws[rows, tokens].double().cpu().numpy()
+    return rows, tokens, laws[rows, tokens].cpu().double().numpy()

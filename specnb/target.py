@@ -42,29 +42,84 @@ def context_length(model: PreTrainedModel) -> int:
 
 def refusal(model: PreTrainedModel) -> str | None:
     """Why a model cannot score a tree as it scores the tree's paths one by one; None for one that can."""
-    config = model.config.get_text_config()
-    odd = set(masks.layer_kinds(model)) - {"full_attention", *masks.WINDOWS}
-    attention = config._attn_implementation
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder"
     if model._is_stateful:
         return "it keeps a recurrent state, which the branches of a tree would have to share"
-    if odd:
-        return f"it has layers of the kind {min(odd)}, which take no tree mask"
-    takes = inspect.signature(type(model).forward).parameters
+    if device_of(model).type == "meta":
+        return "its weights are on no device ('meta'): load them"
+    return _refused_inputs(model) or _refused_attention(model)
+
+
+def _refused_inputs(model: PreTrainedModel) -> str | None:
+    """Why a model cannot be given a tree's nodes; None if it can."""
+    takes = forward_arguments(model)
+    if not takes:
+        return "its forward does not say what it takes: neither it nor a base class names its arguments"
     if ARGUMENT not in takes:
         return "it keeps no keys and values in a cache"
     if "position_ids" not in takes:
         return "it takes no position_ids, and siblings in a tree stand at the same position"
+    if not model.can_generate():
+        return "it has no language-model head: load it with AutoModelForCausalLM"
+    return None
+
+
+def _refused_attention(model: PreTrainedModel) -> str | None:
+    """Why a model's layers would not heed a tree mask; None if they do."""
+    config = model.config.get_text_config()
+    attention = config._attn_implementation
+    unknown = set(masks.layer_kinds(model)) - {"full_attention", *masks.WINDOWS}
+    if unknown:
+        return f"it has layers of the kind {min(unknown)}, which take no tree mask"
     if hasattr(model.base_model, "encoder") and not getattr(config, "is_decoder", True):
         return "it reads both ways: is_decoder is not set in its configuration"
     if "local" in (getattr(config, "attention_layers", None) or ()) or getattr(config, "alibi", False):
         return "its local layers, or ALiBi, count slots of the cache, not positions"
     if attention not in ("sdpa", "eager"):
         return f"its attention {attention!r} takes no tree mask: load it with attn_implementation='sdpa'"
-    if not model.can_generate():
-        return "it has no language-model head: load it with AutoModelForCausalLM"
+    sizes = [name for name, _ in masks.WINDOWS.values() if getattr(config, name, None)]
+    if sizes and not getattr(config, "layer_types", None) and not masks.owners(model):
+        return (
+            f"its configuration has a {sizes[0]}, and its code is not transformers': how it applies it cannot be told"
+        )
     return None
+
+
+def forward_arguments(model: PreTrainedModel) -> set[str]:
+    """The names that a model's forward takes; where it takes any others, too (**kwargs), those of its base class's."""
+    names: set[str] = set()
+    for base in type(model).__mro__:
+        if "forward" not in vars(base) or base is nn.Module:
+            continue
+        parameters = inspect.signature(base.forward).parameters.values()
+        names |= {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            break
+    return names - {"self"}
+
+
+def output_rows(model: PreTrainedModel) -> int:
+    """The number of logits that a model gives: rows of its output matrix, which may be padded, quantised or packed."""
+    layer = model.get_output_embeddings()
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point():
+        return len(weight)
+    rows = getattr(layer, "out_features", None)  # a quantised layer packs its weight or hides it in a method
+    return rows or model.config.get_text_config().vocab_size
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model wants its inputs: where its weights lie, or, if accelerate offloads them, where it computes."""
+    if model.device.type != "meta":
+        return model.device
+    for module in (model.get_input_embeddings(), model):
+        hook = getattr(module, "_hf_hook", None)
+        for one in getattr(hook, "hooks", [hook]):
+            device = getattr(one, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return model.device
 
 
 def of_model(graphs, model: nn.Module):
@@ -130,8 +185,9 @@ class Target:
         self.evict = self.window and self.window.evictor(self.model)
         if not len(tokens):
             return {}
-        ids = torch.tensor([list(tokens)])
-        scores = self._run(ids, torch.arange(len(tokens))[None], None, logits_to_keep=1)
+        ids = torch.tensor([list(tokens)], device="cpu")
+        places = torch.arange(len(tokens), device="cpu")
+        scores = self._run(ids, places[None], None, logits_to_keep=1)
         self.cache.promote(len(tokens))
         if self.evict:
             self.evict(self.cache)
@@ -151,9 +207,10 @@ class Target:
         mask, first = None, length + (self.evict.evicted if self.evict else 0)
         places = masks.positions(tree, first)
         if len(tree) > 1 or (self.graphs and self.windowed):  # a root alone sees what a model lets it see
-            mask = masks.tree_mask(tree, length, dtype=self.model.dtype, device=self.model.device)
+            mask = masks.tree_mask(tree, length, dtype=self.model.dtype, device=device_of(self.model))
             if self.windowed:
-                mask = masks.by_layer(mask, self.model, places[0], torch.cat([torch.arange(length), places[0]]))
+                columns = torch.cat([torch.arange(length, device="cpu"), places[0]])
+                mask = masks.by_layer(mask, self.model, places[0], columns)
         scores = self._run(tree.tokens[None], places, mask)
         self.tree = tree
         return scores
@@ -170,36 +227,14 @@ class Target:
             self.evict(self.cache)
 
     def check(self, *, seed: int = 0) -> float:
-        """Score random forking trees, compare with plain forwards over their paths, then commit a path of each.
+        """Compare random trees with plain forwards over their paths, and a few steps with the model's ``generate``.
 
-        This is done behind a short prefix, and behind one longer than any window where the context has room for it.
-        Returns the largest error of a logit, as a share of the largest logit. Raises ValueError if that is more than
-        rounding (the square root of the dtype's epsilon) or not a number.
+        Returns the largest error of a logit, as a share of the largest logit; ``selfcheck.check`` says more. Raises
+        ValueError if it is more than rounding. Afterwards the cache holds what was scored: start with ``prefill``.
         """
-        draws, worst, (vocabulary, context) = torch.Generator().manual_seed(seed), 0.0, (self.vocabulary, self.context)
-        config, allowed = self.model.config.get_text_config(), torch.finfo(self.model.dtype).eps ** 0.5
-        sizes = [getattr(config, size, None) or 0 for size, _ in masks.WINDOWS.values() if self.windowed]
-        for length in {3, min(max(sizes, default=0) + 5, context - 16)}:
-            text = torch.randint(vocabulary, (length,), generator=draws).tolist()
-            self.prefill(text)
-            for parents in ([-1, 0, 0, 1, 1, 2, 3, 3], [-1, 0, 1, 0, 3, 4]):
-                tree = TokenTree(torch.randint(vocabulary, (len(parents),), generator=draws), torch.tensor(parents))
-                logits = self.forward(tree).logits.float()
-                for leaf in tree.leaves:
-                    path = [0, *tree.path(leaf)]
-                    ids = torch.tensor([[*text, *tree.tokens[path].tolist()]], device=self.model.device)
-                    with torch.no_grad(), evaluating(self.model):
-                        plain = self.model(ids, logits_to_keep=len(path)).logits[0, -len(path) :].float()
-                    error = float((logits[path] - plain).abs().max() / plain.abs().max())
-                    if not error <= allowed:
-                        raise ValueError(
-                            f"a {self.model.config.model_type} model scores a tree unlike the tree's paths: logits "
-                            f"differ by {error:.1%} of the largest one, {allowed:.1%} would be rounding"
-                        )
-                    worst = max(worst, error)
-                self.commit(path[1:])
-                text += tree.tokens[path].tolist()
-        return worst
+        from specnb import selfcheck  # which imports this module
+
+        return selfcheck.check(self, seed=seed)
 
     @torch.no_grad()
     def _run(self, ids: Tensor, position_ids: Tensor, mask: masks.Masks, **kwargs) -> Scores:
@@ -208,7 +243,7 @@ class Target:
                 found = self.graphs.score(self.cache, ids, position_ids, mask, self.hidden_layers)
             if found:
                 return Scores(*found)
-        device = self.model.device
+        device = device_of(self.model)
         inputs = {"input_ids": ids.to(device), "position_ids": position_ids.to(device), "attention_mask": mask}
         inputs |= {ARGUMENT: self.cache, "use_cache": True, "output_hidden_states": bool(self.hidden_layers)}
         with evaluating(self.model):

@@ -64,7 +64,7 @@ class TokenTree:
         depth = [0]
         for parent in self.parent_list[1:]:
             depth.append(depth[parent] + 1)
-        return torch.tensor(depth)
+        return torch.tensor(depth, device="cpu")
 
     @cached_property
     def depth_list(self) -> list[int]:
@@ -144,7 +144,7 @@ class TokenTree:
             if self.parent_list[old] not in new:
                 raise ValueError(f"node {old} is kept but its parent {self.parent_list[old]} is not")
         parents = [-1] + [new[self.parent_list[old]] for old in kept[1:]]
-        return TokenTree(self.tokens[kept], torch.tensor(parents))
+        return TokenTree(self.tokens[kept], torch.tensor(parents, device="cpu"))
 
     def merge(self, other: "TokenTree") -> "TokenTree":
         """The trie union of two trees with the same root token; this tree's nodes come first."""
@@ -237,9 +237,9 @@ class Draft:
 
     def law(self, node: int, vocabulary: int) -> Tensor:
         """q of one node over the whole vocabulary, (V,) float64 on the CPU, summing to one."""
-        row = self.q[node].double().cpu()
+        row = self.q[node].cpu().double()
         if self.ids is not None:
-            row = torch.zeros(vocabulary, dtype=torch.float64).index_copy_(0, self.ids, row)
+            row = torch.zeros(vocabulary, dtype=torch.float64, device="cpu").index_copy_(0, self.ids, row)
         return row / row.sum()
 
 

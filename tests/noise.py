@@ -65,6 +65,8 @@ class Noise(TorchDispatchMode):
             return func(*args, **kwargs)
         shapes = [tuple(x.shape) for x in args if isinstance(x, torch.Tensor)]
         place = zlib.crc32(f"{self.seed} {name} {shapes}".encode())
+        if name in ("mm", "bmm") and args[0].shape[-1] == 1:
+            return func(*args, **kwargs)  # one product and no sum: every processor rounds it alike
         if name in SPLIT:
             result = _in_two_parts(func, args, kwargs, place)
         elif name in REORDERED:

@@ -24,8 +24,9 @@ class AutoDrafter:
     """A SALF tree, merged with a look-up's, whose beam, depth and size follow prices and experience.
 
     target, call: seconds of a target and of a draft forward over 1, 2, 3, … nodes. other: a RetrievalDrafter, or None.
-    width: Salf's. What it learns it keeps from text to text: R; right: accepted tokens by the sum of the probabilities
-    drafts gave them; deep: tokens of the draft model accepted below depth 1 by probability expanded below the root.
+    width: Salf's. What it learns: R; right: accepted tokens by the sum of the probabilities that drafts gave them;
+    deep: tokens of the draft model accepted below depth 1 by probability expanded below the root. It is kept from text
+    to text, but for sampled texts, which a seed alone decides.
     Raises ValueError unless prices are above 0, and the target's twice as many as the draft's or more.
     """
 
@@ -43,12 +44,15 @@ class AutoDrafter:
         self.more = self.call + (self.target[-1] - self.target[0]) / (len(self.target) - 1) * np.arange(1, beam + 1)
         self.salf = TreeDrafter(draft_model, self.search)
         self.inner = MergedDrafter(self.salf, other) if other else self.salf
-        self.hidden_layers = draft_model.hidden_layers
+        self.hidden_layers, self.vocabulary = draft_model.hidden_layers, self.salf.vocabulary
         # One step's worth of R, right and deep, to begin with: each is the ratio of its row.
         self.first = np.array([[1.0, self.target[0]], [1.0, 1.5], [1.0, 2.0]])
         self.sums = self.first.copy()
 
     def begin(self, prefix, warp, hidden) -> None:
+        if warp.temperature > 0:
+            # The tree decides which coins are tossed: a seed stands for one text only if every text begins alike.
+            self.sums = self.first.copy()
         self.inner.begin(prefix, warp, hidden)
 
     def propose(self, coins, max_depth) -> Draft:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specnb import masks
 from specnb.cache import ARGUMENT, TreeCache
-from specnb.target import context_length, evaluating, of_model, refusal
+from specnb.target import context_length, device_of, evaluating, of_model, output_rows, refusal
 from specnb.tree import TokenTree
 
 
@@ -17,8 +17,9 @@ class DraftModel(Protocol):
     """What TreeDrafter asks of a model.
 
     ids: None, or (V_d,) int64 sorted, the token ids of a reduced vocabulary.
+    columns: optional; V_d, or None if it is not known before the first forward.
     hidden_layers: the target's hidden states it wants to see, () for none.
-    max_depth: the deepest tree it can draft, None for any.
+    max_depth: the deepest tree that it can draft in this step, None for any; 0 or less where it cannot draft.
     """
 
     ids: Tensor | None
@@ -66,7 +67,7 @@ class DraftForwards:
         """Rows that follow the committed ones, and stay: logits (1, V_d) and state (1, width) after the last."""
         start, count = self.cache.length, len(rows)
         visible = masks.visible(TokenTree.chain([0] * count), start) if start else None
-        out = self._run(rows, start + torch.arange(count), visible, logits_to_keep=1)
+        out = self._run(rows, start + torch.arange(count, device="cpu"), visible, logits_to_keep=1)
         self.cache.promote(count)
         self.ahead = []
         return tuple(None if each is None else each[-1:] for each in out)
@@ -75,7 +76,7 @@ class DraftForwards:
         """A frontier's rows; root: the root's position. Logits (m, V_d) and states (m, width)."""
         start, pending = self.cache.length, self.cache.pending
         self.slots.update({node: pending + row for row, node in enumerate(frontier)})
-        visible = torch.zeros(len(frontier), start + pending + len(frontier), dtype=torch.bool)
+        visible = torch.zeros(len(frontier), start + pending + len(frontier), dtype=torch.bool, device="cpu")
         visible[:, :start] = True
         for row, node in enumerate(frontier):  # an ancestor without a slot of its own stands among the committed rows
             visible[row, [start + self.slots[a] for a in (0, *tree.path(node)) if a in self.slots]] = True
@@ -84,16 +85,17 @@ class DraftForwards:
     @torch.no_grad()
     def _run(self, rows: Tensor, positions: Tensor, visible: Tensor | None, **kwargs) -> tuple[Tensor, Tensor | None]:
         like, mask, found = next(self.model.parameters()), None, None
+        device = device_of(self.model) if isinstance(self.model, PreTrainedModel) else like.device
         self.ahead.append(positions)
         if visible is not None:
-            columns = torch.cat([torch.arange(self.cache.length), *self.ahead])
-            mask = masks.additive(visible.to(like.device), like.dtype)
+            columns = torch.cat([torch.arange(self.cache.length, device="cpu"), *self.ahead])
+            mask = masks.additive(visible.to(device), like.dtype)
             mask = masks.by_layer(mask, self.model, positions, columns)
             found = self.graphs and self.graphs.score(self.cache, rows[None], positions[None], mask, self.layers)
         if found:
             return found[0], found[1].get(-1)
-        inputs = {"input_ids" if rows.dim() == 1 else "inputs_embeds": rows[None].to(like.device)}
-        inputs |= {"position_ids": positions[None].to(like.device), "attention_mask": mask, ARGUMENT: self.cache}
+        inputs = {"input_ids" if rows.dim() == 1 else "inputs_embeds": rows[None].to(device)}
+        inputs |= {"position_ids": positions[None].to(device), "attention_mask": mask, ARGUMENT: self.cache}
         with evaluating(self.model):
             out = self.model(**inputs, use_cache=True, output_hidden_states=bool(self.layers), **kwargs)
         return out.logits[0], out.hidden_states[-1][0] if self.layers else None
@@ -107,11 +109,12 @@ class CausalLMDraft:
     ids: the tokens its logits stand for, where its output matrix was cut to a reduced vocabulary. graphs: see
     ``DraftForwards``.
     Tokens of the text that it does not know it reads as its last one: its guesses get worse, nothing else.
+    Where its context ends before the target's, the text goes on without its guesses.
     Accepted tokens are kept in its cache, never recomputed; the next step feeds what it has not seen yet
     (the last accepted leaf, if it was never expanded, and the new root) in one forward.
     """
 
-    hidden_layers, max_depth = (), None
+    hidden_layers = ()
 
     def __init__(
         self, model: PreTrainedModel, *, vocabulary: int | None = None, ids: Tensor | None = None, graphs=None
@@ -119,11 +122,20 @@ class CausalLMDraft:
         if why := refusal(model):
             raise ValueError(f"no tree can be drafted by a {model.config.model_type} model: {why}")
         self.model, self.forwards = model, DraftForwards(model, graphs)
-        own = model.get_output_embeddings().weight.shape[0]
+        own = output_rows(model)
         if ids is not None and len(ids) != own:
             raise ValueError(f"ids must name the model's {own} output rows, got {len(ids)}")
         self.columns = min(own, vocabulary or own) if ids is None else own
-        self.ids = torch.arange(own) if ids is None and vocabulary and own < vocabulary else ids
+        self.ids = torch.arange(own, device="cpu") if ids is None and vocabulary and own < vocabulary else ids
+
+    @property
+    def max_depth(self) -> int:
+        """The depth of the deepest tree for which its context has room; none is left where it is 0 or less.
+
+        A node can be expanded at a position within the context; its children need none yet.
+        """
+        positions = self.forwards.cache.length + len(self.unseen)  # taken up to the root
+        return context_length(self.model) - positions + 1
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         self.forwards.begin()
@@ -132,14 +144,12 @@ class CausalLMDraft:
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         first_is_root(not self.unseen, frontier)
         known = self.model.config.get_text_config().vocab_size - 1
-        tokens = torch.tensor(self.unseen or [tree.token_list[node] for node in frontier]).clamp_max(known)
-        after, most = self.forwards.cache.length + len(self.unseen), context_length(self.model)
-        if after + int(tree.depth[list(frontier)].max()) > most:
-            raise ValueError(
-                f"the draft model's context of {most} is full: shorten the prompt or max_new_tokens, or take a draft "
-                f"model with a longer context"
-            )
-        logits, _ = self.forwards.text(tokens) if self.unseen else self.forwards.tree(tree, frontier, tokens, after - 1)
+        tokens = self.unseen or [tree.token_list[node] for node in frontier]
+        tokens = torch.tensor(tokens, device="cpu").clamp_max(known)
+        if self.unseen:
+            logits, _ = self.forwards.text(tokens)
+        else:
+            logits, _ = self.forwards.tree(tree, frontier, tokens, self.forwards.cache.length - 1)
         self.unseen = []
         return logits[:, : self.columns]
 
@@ -165,8 +175,13 @@ class Tempered:
         if not temperature > 0:
             raise ValueError(f"a draft's temperature must be above 0, got {temperature}")
         self.draft, self.temperature = draft, temperature
-        self.ids, self.hidden_layers, self.max_depth = draft.ids, draft.hidden_layers, draft.max_depth
+        self.ids, self.hidden_layers = draft.ids, draft.hidden_layers
+        self.columns = getattr(draft, "columns", None)
         self.begin, self.commit = draft.begin, draft.commit
+
+    @property
+    def max_depth(self) -> int | None:
+        return self.draft.max_depth
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         logits = self.draft.expand(tree, frontier).float()  # in bfloat16 neighbours would fall together
@@ -176,7 +191,7 @@ class Tempered:
 class TableDraft:
     """A toy draft model: ``law(prefix)`` → (V,) probabilities after a tuple of tokens. For exact enumeration."""
 
-    ids, hidden_layers, max_depth = None, (), None
+    ids, columns, hidden_layers, max_depth = None, None, (), None
 
     def __init__(self, law: Callable[[tuple[int, ...]], Tensor]):
         self.law = law

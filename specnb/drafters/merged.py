@@ -24,7 +24,7 @@ class MergedDrafter:
         if drafter.drawn is not Drawn.POINT:
             raise ValueError(f"what is looked up has no q: the draft's tree must be POINT, got {drafter.drawn.name}")
         self.drafter, self.other = drafter, other or NgramDrafter()
-        self.hidden_layers = drafter.hidden_layers
+        self.hidden_layers, self.vocabulary = drafter.hidden_layers, drafter.vocabulary
 
     def begin(self, prefix, warp, hidden) -> None:
         self.drafter.begin(prefix, warp, hidden)
@@ -36,7 +36,9 @@ class MergedDrafter:
         # The draft model commits by the tree that it has grown: the others become nodes of it that were never expanded.
         grown, extra = self.drafter.grown, len(tree) - len(own)
         place = [*self.drafter.kept, *range(len(grown), len(grown) + extra)]
-        parents = torch.tensor([place[parent] for parent in tree.parent_list[len(own) :]], dtype=torch.int64)
+        parents = torch.tensor(
+            [place[parent] for parent in tree.parent_list[len(own) :]], dtype=torch.int64, device="cpu"
+        )
         tokens, parents = torch.cat([grown.tokens, tree.tokens[len(own) :]]), torch.cat([grown.parents, parents])
         self.drafter.grown, self.drafter.kept = TokenTree(tokens, parents), place
         return Draft(tree, scores=_scores(tree, drafted, looked_up))
@@ -55,4 +57,5 @@ def _scores(tree: TokenTree, *drafts: Draft) -> torch.Tensor | None:
         for node, score in enumerate(draft.scores.tolist()):
             path = draft.tree.path_tokens(node)
             best[path] = max(best[path], score)
-    return torch.tensor([best[tree.path_tokens(node)] for node in range(len(tree))], dtype=torch.float64)
+    scores = [best[tree.path_tokens(node)] for node in range(len(tree))]
+    return torch.tensor(scores, dtype=torch.float64, device="cpu")

@@ -120,4 +120,4 @@ class RetrievalDrafter(Reader):
             tokens.append(token)
             parents.append(parent)
             scores.append(-score)
-        return Draft(TokenTree(tokens, parents), scores=torch.tensor(scores, dtype=torch.float64))
+        return Draft(TokenTree(tokens, parents), scores=torch.tensor(scores, dtype=torch.float64, device="cpu"))

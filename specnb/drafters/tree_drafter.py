@@ -30,6 +30,7 @@ class TreeDrafter:
             )
         self.draft_model, self.growth, self.drawn = draft_model, growth, drawn
         self.hidden_layers = draft_model.hidden_layers
+        self.vocabulary = getattr(draft_model, "columns", None) if draft_model.ids is None else None
 
     def begin(self, prefix, warp, hidden) -> None:
         self.warp = Warp() if self.drawn is Drawn.POINT else warp
@@ -38,7 +39,7 @@ class TreeDrafter:
 
     def propose(self, coins, max_depth) -> Draft:
         if self.draft_model.max_depth is not None:
-            max_depth = min(max_depth, self.draft_model.max_depth)
+            max_depth = max(0, min(max_depth, self.draft_model.max_depth))
         growth = within(self.growth, max_depth)
         tree, chances = TokenTree([self.root], [-1]), np.ones(1)  # each path's probability, float64
         expanded: set[int] = set()

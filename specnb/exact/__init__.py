@@ -6,6 +6,6 @@
 
 from specnb.exact import gallery
 from specnb.exact.enumeration import (
-    Law, Model, accepted_given, accepted_law, engine_law, expectation, joint, law, output_law, random_model, rows,
-    sample, total_variation, toy_draft, toy_drafter, verify_once,
+    Law, Model, accepted_given, accepted_law, engine_law, expectation, in_float64, joint, law, output_law, random_model,
+    rows, sample, total_variation, toy_draft, toy_drafter, verify_once,
 )  # fmt: skip

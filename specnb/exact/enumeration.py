@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from specnb.decode import Drafter, Verifier, decode
 from specnb.drafters import TableDraft, TreeDrafter
@@ -165,7 +166,7 @@ def engine_law(
     """Law of a whole generation of ``length`` tokens by ``decode``, through cache, masks and all, at temperature 1.
 
     Equal to ``joint`` of the target's own law behind the prompt if all of it is lossless. For vocabularies and
-    lengths that can be enumerated; float64 models give float64 laws. options: those of ``decode``.
+    lengths that can be enumerated; models ``in_float64`` give float64 laws. options: those of ``decode``.
     """
 
     def text(coins: Coins) -> tuple[int, ...]:
@@ -173,6 +174,22 @@ def engine_law(
         return decode(target, drafter, verifier, prompt, max_new_tokens=length, **options_now).tokens
 
     return law(text)
+
+
+def in_float64(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model, in float64 throughout, in place: what ``engine_law`` needs to be exact to float64's rounding.
+
+    ``model.double()`` alone is not enough, since transformers' RMSNorm computes in float32 whatever its input is. It is
+    replaced by torch's own.
+    """
+    model.double()
+    for module in list(model.modules()):
+        for name, layer in module.named_children():
+            if type(layer).__name__.endswith("RMSNorm") and hasattr(layer, "variance_epsilon"):
+                exact = nn.RMSNorm(layer.weight.shape, eps=layer.variance_epsilon, dtype=torch.float64)
+                exact.weight = layer.weight
+                setattr(module, name, exact)
+    return model.eval()
 
 
 class Argmax:

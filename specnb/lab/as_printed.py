@@ -36,7 +36,7 @@ def _random_llama() -> LlamaForCausalLM:
     config.initializer_range = 0.2
     with torch.random.fork_rng([]):
         torch.manual_seed(3)
-        return LlamaForCausalLM(config).eval().double()
+        return exact.in_float64(LlamaForCausalLM(config))
 
 
 @torch.no_grad()

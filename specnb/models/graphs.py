@@ -16,9 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
-from specnb.cache import ARGUMENT, TreeCache
+from specnb.cache import ARGUMENT, TreeCache, zeros
 from specnb.target import evaluating
 
+PLAIN = (bool, int, float, str, list, tuple)  # settings of a module that are compared
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 Call = Callable[[], tuple[Tensor, ...]]
@@ -74,11 +75,22 @@ class Graphs:
         self.model, self.capacity, self.sizes, self.width = model, capacity, sorted(sizes), width
         self.like = next(model.parameters())
         self.record = record or (captured if self.like.is_cuda else taped)
-        self.cache, self.home = TreeCache(capacity, fixed=True), None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without recordings, for the model as it is now."""
+        self.made_of = parts(self.model)
+        self.cache, self.home = TreeCache(self.capacity, fixed=True), None
         self.forwards, self.failed = {}, False
 
     def empty(self) -> TreeCache:
-        """The cache for a new generation: in the recordings' buffers, also after one that has outgrown them."""
+        """The cache for a new generation: in the recordings' buffers, also after one that has outgrown them.
+
+        Recordings know the model's layers and tensors, not what has been put in their place: a model that was given
+        others since (adapters, ``load_state_dict(assign=True)``) is recorded anew.
+        """
+        if not alike(self.made_of, parts(self.model)):
+            self._forget()
         self._settle()
         fresh = TreeCache(self.capacity, fixed=True)
         if self.home:
@@ -98,7 +110,7 @@ class Graphs:
         """Record forwards of all sizes now, not when a tree first needs one; empties the cache."""
         cache = self.empty()
         if not cache.layers:
-            numbers = torch.zeros(3, 1, dtype=torch.int64, device=self.like.device)
+            numbers = self._numbers(1)
             self._run(numbers, self._rows(numbers), None, cache, ())
             self.empty()
         for size in self.sizes:
@@ -121,8 +133,9 @@ class Graphs:
         if forward is None:
             return None
         size = forward.numbers.shape[1]
-        numbers = torch.zeros(3, size, dtype=torch.int64)  # filled here, moved at once
-        numbers[1, :n], numbers[2] = positions, torch.arange(start, start + size)
+        numbers = torch.zeros(3, size, dtype=torch.int64, device="cpu")  # filled here, moved at once
+        numbers[1, :n] = positions
+        numbers[2] = torch.arange(start, start + size, device="cpu")
         (numbers[:1] if self.width is None else forward.rows)[:, :n] = rows
         forward.numbers.copy_(numbers)
         for kind, own in forward.masks.items():
@@ -149,17 +162,21 @@ class Graphs:
         return self.forwards.get((size, layers))
 
     def _recorded(self, start: int, size: int, layers: tuple[int, ...]) -> Forward:
-        numbers = torch.zeros(3, size, dtype=torch.int64, device=self.like.device)
-        numbers[2] = torch.arange(start, start + size)  # what stands there is not in use
-        rows, table = self._rows(numbers), self.like.new_zeros(1, 1, size, self.capacity)
-        shown = {kind: table.clone() for kind in masks.layer_kinds(self.model)}
+        numbers = self._numbers(size)
+        numbers[2] = torch.arange(start, start + size, device="cpu")  # what stands there is not in use
+        rows = self._rows(numbers)
+        shown = {kind: zeros((1, 1, size, self.capacity), self.like) for kind in masks.layer_kinds(self.model)}
         mask = shown if len(shown) > 1 else next(iter(shown.values()))
         self._settle()
         fixed = Cache(layers=[FixedLayer(layer.buffers, numbers[2]) for layer in self.cache.layers])
         return Forward(numbers, rows, shown, self.record(lambda: self._run(numbers, rows, mask, fixed, layers)))
 
+    def _numbers(self, size: int) -> Tensor:
+        """Room for the token ids, positions and slots of so many nodes."""
+        return zeros((3, size), torch.empty(0, dtype=torch.int64, device=self.like.device))
+
     def _rows(self, numbers: Tensor) -> Tensor:
-        return numbers[:1] if self.width is None else self.like.new_zeros(1, numbers.shape[1], self.width)
+        return numbers[:1] if self.width is None else zeros((1, numbers.shape[1], self.width), self.like)
 
     def _run(self, numbers: Tensor, rows: Tensor, mask: masks.Masks, cache: Cache, layers: Sequence[int]) -> tuple:
         inputs = {"input_ids" if self.width is None else "inputs_embeds": rows, "attention_mask": mask}
@@ -167,6 +184,33 @@ class Graphs:
         with evaluating(self.model):
             out = self.model(**inputs, output_hidden_states=bool(layers))
         return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
+
+
+def parts(model: nn.Module) -> list[tuple]:
+    """What a recorded forward depends on: a model's modules with their plain settings, and its tensors.
+
+    The tensors' storages are kept, so that no other tensor can come to lie in the same place.
+    """
+    found: list[tuple] = []
+    for module in model.modules():
+        settings = {name: repr(value) for name, value in vars(module).items() if isinstance(value, PLAIN)}
+        settings.pop("training")  # recordings are made in evaluation mode
+        found.append((module, settings))
+    for tensor in (*model.parameters(), *model.buffers()):
+        version = None if tensor.is_inference() else tensor._version
+        found.append((tensor.untyped_storage(), (tensor.data_ptr(), version)))
+    return found
+
+
+def alike(then: list[tuple], now: list[tuple]) -> bool:
+    """Whether a model's parts are the very ones of before."""
+    if len(then) != len(now):
+        return False
+    for (old, old_facts), (new, new_facts) in zip(then, now, strict=True):
+        same = old is new if isinstance(old, nn.Module) else old.data_ptr() == new.data_ptr()
+        if not same or old_facts != new_facts:
+            return False
+    return True
 
 
 def captured(call: Call) -> Call:

@@ -113,12 +113,15 @@ class Invariant:
         n, start, places = ids.shape[1], cache.length, positions[0] - positions[0, 0]
         if (levels := int(places.max()) + 1) > self.depth:
             raise ValueError(f"a tree of {levels} levels: Invariant(model, depth={levels}) takes it")
-        visible, found = torch.ones(1, start + 1, dtype=torch.bool) if mask is None else mask[0, 0] == 0, []
+        visible, found = (
+            torch.ones(1, start + 1, dtype=torch.bool, device="cpu") if mask is None else mask[0, 0] == 0,
+            [],
+        )
         usual = self.model.config._attn_implementation
         try:
             self.model.config._attn_implementation = NAME
             for first in range(0, n, self.rows):
-                nodes = torch.arange(first, first + self.rows)
+                nodes = torch.arange(first, first + self.rows, device="cpu")
                 nodes[n - first :] = first  # copies
                 own = nodes[: max(2, n - first)]  # two at least: a batch of one may be cut among threads
                 seen = visible[own.to(visible.device), : start + first + self.rows]
@@ -140,8 +143,8 @@ class Invariant:
 def _places(visible: Tensor, last: Tensor, depth: int) -> Places:
     """visible: (rows, slots) bool; last: (rows,) int64, how many keys of the text stand before a row's own."""
     blocks = (last + 1 - depth).clamp_min(0) // BLOCK
-    columns = blocks[:, None] * BLOCK + torch.arange(BLOCK + depth)
+    columns = blocks[:, None] * BLOCK + torch.arange(BLOCK + depth, device="cpu")
     ordered = (~visible).to(torch.uint8).argsort(dim=-1, stable=True)  # what is seen, in logical order, then the rest
     slots, start = ordered.gather(1, columns.clamp_max(visible.shape[1] - 1).to(ordered.device)), int(columns.min())
-    beyond = (torch.arange(int(blocks.max()))[:, None] >= blocks)[..., None, None]
+    beyond = (torch.arange(int(blocks.max()), device="cpu")[:, None] >= blocks)[..., None, None]
     return Places(beyond.to(slots.device), start, slots - start, (columns > last[:, None])[:, None].to(slots.device))

@@ -11,16 +11,28 @@ ROWS = 16  # what float32 is laid out for; SmolLM2 over 1, 4, 16 rows: 62, 102, 
 class PackedLinear(nn.Module):
     """A Linear layer with a second copy of its weight, laid out as oneDNN wants it: the same comes out, sooner.
 
-    In bfloat16 the same bits; in float32 the sums are taken in another order, as other kernels take them, too.
+    In bfloat16 the same bits; in float32 the sums are taken in another order, as other kernels take them, too. A weight
+    that has been changed or replaced is laid out again.
     """
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
-        rows = ROWS if linear.weight.dtype == torch.float32 else None
-        self.laid_out = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        rows = ROWS if self.weight.dtype == torch.float32 else None
+        self.laid_out = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), rows)
+        self.seen = self._state()
+
+    def _state(self) -> tuple[int, int]:
+        """What is another number once the weight has been changed in place, or replaced."""
+        version = 0 if self.weight.is_inference() else self.weight._version
+        return version, self.weight.data_ptr()
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._state() != self.seen:
+            self._lay_out()
         return torch.ops.mkldnn._linear_pointwise(x, self.laid_out, self.bias, "none", [], "")
 
 
@@ -40,8 +52,8 @@ def possible(dtype: torch.dtype = torch.bfloat16) -> bool:
 def pack(model: nn.Module) -> nn.Module:
     """Replace every Linear layer of a model by a packed one, in place; returns the model. For inference only.
 
-    Takes the memory of the Linear weights once more; what is done to the plain weights afterwards goes unnoticed.
-    Packing twice is packing once. Raises ValueError unless the layers lie on a CPU that has kernels for their dtype.
+    Takes the memory of the Linear weights once more. Packing twice is packing once. Raises ValueError unless the
+    layers lie on a CPU that has kernels for their dtype.
     """
     layers = [(parent, name, layer) for parent in model.modules() for name, layer in parent.named_children()]
     layers = [(parent, name, layer) for parent, name, layer in layers if isinstance(layer, nn.Linear)]

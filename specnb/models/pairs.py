@@ -16,7 +16,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from specnb.models import EMBEDDED, PAIRS, files, packing
-from specnb.target import Target, token_ids
+from specnb.selfcheck import check_once
+from specnb.target import Target, device_of, output_rows, token_ids
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,11 @@ def generate(pair: Pair, ids: Sequence[int], length: int, *, whole: bool = False
     Of the model's own generation config only the end of text counts: no penalty or filter that our loop does not have.
     """
     model, own = copy(pair.target), pair.target.generation_config  # the same weights; some configs carry penalties
-    end = len(pair.tokenizer) if whole else own.eos_token_id  # an id that never comes
+    end = own.eos_token_id
+    if whole:
+        end = max(output_rows(pair.target), len(pair.tokenizer))  # an id that never comes: the model has no row for it
     model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=own.pad_token_id)
-    prompt = torch.tensor([token_ids(ids)], device=model.device)
+    prompt = torch.tensor([token_ids(ids)], device=device_of(model))
     settings = {"do_sample": False, "max_new_tokens": length, "attention_mask": torch.ones_like(prompt), **options}
     return model.generate(prompt, **settings)[0, prompt.shape[1] :].tolist()
 
@@ -86,7 +89,7 @@ def load_pair(
     device: str | torch.device | None = None,
     draft: str | None = None,
     packed: bool | None = None,
-    check: bool = False,
+    check: bool | None = None,
 ) -> Pair:
     """Load a target with its tokenizer, and a draft model if the pair has one.
 
@@ -94,7 +97,8 @@ def load_pair(
     dtype: None takes bfloat16 on a device that has kernels for it, else float32, packed on a CPU, and says which.
     device: None takes cuda when there; "auto" spreads a large model over all GPUs.
     packed: lay the weights out for the CPU's kernels (``packing.pack``): the same, faster.
-    check: try whether the target scores trees as it scores their paths (``Target.check``), and say how exactly.
+    check: whether the target scores trees as it scores their paths, by ``Target.check``: None tries it once and is
+    silent if it passes (``selfcheck.check_once``), True tries it now and says how exactly, False does not try.
     Raises ValueError on a name that is none, if target and draft do not share a tokenizer or cannot be packed, or a
     check fails; OSError if a model cannot be fetched or read.
     """
@@ -109,7 +113,9 @@ def load_pair(
     target_name, draft_name = PAIRS.get(name, (name, None))
     draft_name = PAIRS[draft][0] if draft in PAIRS else draft or draft_name
     target, tokenizer = _load(target_name, kind, where, packed)
-    if check:
+    if check is None:
+        check_once(target)
+    elif check:
         print(f"{name} scores trees as their paths, exact to {Target(target).check():.0e} of the largest logit")
     if draft_name is None:
         return Pair(name, target, None, tokenizer)

@@ -7,7 +7,7 @@ proportions. So residuals are kept over the draft's columns and one more, which 
 import torch
 from torch import Tensor
 
-from specnb.sampling import Coins
+from specnb.sampling import Coins, wide
 from specnb.tree import Draft, Drawn, Trial
 
 
@@ -60,7 +60,7 @@ def probabilities(draft: Draft, law: Tensor, name: str = "p") -> list[float]:
     ValueError where that is no probability, such as NaN: comparisons would take it for a one.
     """
     rows, columns = slice(draft.candidate_rows), draft.tree.tokens if name == "p" else draft.columns
-    found = law[draft.tree.parents[rows].clamp_min(0), columns[rows]].double().tolist()
+    found = law[draft.tree.parents[rows].clamp_min(0), columns[rows]].tolist()
     if odd := [chance for chance in found if not 0 <= chance < 1.001]:
         raise ValueError(f"{name} holds {odd[0]}, which is no probability: are there NaN in the logits?")
     return found
@@ -69,16 +69,15 @@ def probabilities(draft: Draft, law: Tensor, name: str = "p") -> list[float]:
 def over_columns(draft: Draft, law: Tensor) -> Tensor:
     """A target law (V,) over the draft's columns and one for the rest, (V_d + 1,) float64; as it is without ids."""
     if draft.ids is None:
-        return law.double()
-    columns = torch.empty(len(draft.ids) + 1, dtype=torch.float64, device=law.device)
-    columns[:-1] = law.index_select(0, draft.ids_there)  # twice as fast as law[draft.ids]
-    columns[-1] = law.index_fill(0, draft.ids_there, 0.0).sum(dtype=torch.float64)  # 1 − the rest would be noise
-    return columns
+        return wide(law)
+    columns = wide(law.index_select(0, draft.ids_there))  # twice as fast as law[draft.ids]
+    others = wide(law.index_fill(0, draft.ids_there, 0.0)).sum()  # 1 − the rest would be noise
+    return torch.cat([columns, others[None]])
 
 
 def drawn_from(draft: Draft, node: int) -> Tensor:
     """The law a node's children were drawn from, likewise: (V_d + 1,) float64, nothing in the last column."""
-    q = draft.q[node].double()
+    q = wide(draft.q[node])
     return q if draft.ids is None else torch.cat([q, q.new_zeros(1)])
 
 
@@ -105,4 +104,4 @@ def choose(draft: Draft, law: Tensor, current: Tensor | None, coins: Coins) -> i
         return column
     if column < len(draft.ids):
         return int(draft.ids[column])
-    return coins.choose(law.double().index_fill(0, draft.ids_there, 0.0))
+    return coins.choose(wide(law).index_fill(0, draft.ids_there, 0.0))

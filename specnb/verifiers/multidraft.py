@@ -11,7 +11,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from specnb.sampling import Coins, residual
+from specnb.sampling import Coins, residual, wide
 
 Elected = tuple[bool, int]
 
@@ -22,7 +22,7 @@ def k_seq(p: Tensor, q: Tensor, coins: Coins, *, k: int = 2) -> Elected:
     ρ in [1, k] solves 1 − (1 − β)^k = ρ β with β = Σ min(p / ρ, q), found by bisection and rounded up, on the safe
     side.
     """
-    p, q = p.double(), q.double()
+    p, q = wide(p), wide(q)
 
     def beta(rho: float) -> float:
         return float(torch.minimum(p / rho, q).sum())
@@ -50,7 +50,7 @@ def spec_hub(p: Tensor, q: Tensor, coins: Coins) -> Elected:
     Draw x from q; beside another token stands a, beside a stands a token from the rest of q. Mass of the pairs is
     given to tokens in this order: (i, a) → i, (a, i) → i, (a, ·) → a, (·, a) → a; what p still lacks is the residual.
     """
-    p, q = p.double(), q.double()
+    p, q = wide(p), wide(q)
     a = int(q.argmax())
     others = torch.arange(len(q), device=q.device) != a
     with_a = torch.where(others, q, 0)  # mass of the pair (i, a)
@@ -84,7 +84,7 @@ def greedy_multi_draft(p: Tensor, q: Tensor, coins: Coins, *, n: int = 2) -> Ele
     The drawn token x is accepted with min(1, p(x) / q'(x)); else the residual norm([p − q']_+) is drawn, which may
     be one of the likeliest tokens: accepted too.
     """
-    p, q = p.double(), q.double()
+    p, q = wide(p), wide(q)
     top = q.topk(n - 1).indices
     rest = q.index_fill(0, top, 0.0)
     if not rest.sum() > 0:  # q has no token left to draw

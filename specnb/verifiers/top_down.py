@@ -7,11 +7,12 @@ it would not be lossless. ``textbook`` has the rules that the papers print, as t
 """
 
 from collections.abc import Callable
+from math import isnan
 
 import torch
 from torch import Tensor
 
-from specnb.sampling import Coins, likeliest, residual
+from specnb.sampling import Coins, likeliest, residual, wide
 from specnb.tree import Draft, Drawn, Trial, Verdict
 from specnb.verifiers.base import check, choose, drawn_from, is_chain, need, over_columns, probabilities, toss, without
 
@@ -25,9 +26,12 @@ def greedy(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """
     check(draft, p)
     tops = likeliest(p)
-    tops, largest = torch.stack([tops.double(), p.gather(1, tops[:, None])[:, 0].double()]).tolist()  # one read
+    masses = p.gather(1, tops[:, None])[:, 0]
+    tops, largest = torch.stack([wide(tops), wide(masses)]).tolist()  # one read
 
     def top(node: int) -> int:
+        if isnan(largest[node]):
+            raise ValueError("p holds nan, which is no probability: are there NaN in the logits?")
         if not largest[node] >= 1 - 1e-6:
             raise ValueError(
                 f"greedy verification needs one-hot p (temperature 0), got a largest probability of "
@@ -63,7 +67,7 @@ def one_hot(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
                 return child, None
             struck.append(draft.tree.token_list[child])
             left -= mass
-        law = p[node].double()
+        law = wide(p[node])
         if struck:
             law = law.clone()
             law[struck] = 0

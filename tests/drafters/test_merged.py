@@ -7,7 +7,7 @@ from tiny import llama, near_copy, tau
 from specnb import growth, verifiers
 from specnb.decode import decode
 from specnb.drafters import CausalLMDraft, MergedDrafter, NgramDrafter, TreeDrafter
-from specnb.exact import engine_law, joint, total_variation
+from specnb.exact import engine_law, in_float64, joint, total_variation
 from specnb.sampling import Warp
 from specnb.target import Target
 from specnb.tree import Drawn
@@ -58,7 +58,7 @@ def test_drafts_after_an_accepted_n_gram_are_those_of_a_fresh_draft_model():
 
 
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
-SMALL, OTHER = (llama(seed, vocab_size=3, num_hidden_layers=1, **SIZES).double() for seed in (3, 4))
+SMALL, OTHER = (in_float64(llama(seed, vocab_size=3, num_hidden_layers=1, **SIZES)) for seed in (3, 4))
 
 
 @torch.no_grad()

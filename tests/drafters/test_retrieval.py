@@ -12,7 +12,7 @@ from tiny import generated, llama, near_copy
 from specnb import growth, verifiers
 from specnb.decode import decode
 from specnb.drafters import CausalLMDraft, Datastore, MergedDrafter, RetrievalDrafter, TreeDrafter, retrieval
-from specnb.exact import engine_law, joint, total_variation
+from specnb.exact import engine_law, in_float64, joint, total_variation
 from specnb.sampling import Warp
 from specnb.target import Target
 
@@ -172,8 +172,8 @@ def test_greedy_text_is_plain_decodings_in_fewer_steps(merged):
     assert len(out.steps) < 30
 
 
-SMALL = llama(3, vocab_size=3, num_hidden_layers=1, hidden_size=8, intermediate_size=8, num_attention_heads=2,
-              num_key_value_heads=1).double()  # fmt: skip
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+SMALL = in_float64(llama(3, vocab_size=3, num_hidden_layers=1, **SIZES))
 
 
 @torch.no_grad()

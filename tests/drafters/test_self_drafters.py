@@ -12,7 +12,7 @@ from tiny import llama, tau
 from specnb import verifiers
 from specnb.decode import decode
 from specnb.drafters import Corpus, LookaheadDrafter, ProgressiveDrafter, SelfDrafter
-from specnb.exact import engine_law, joint, total_variation
+from specnb.exact import engine_law, in_float64, joint, total_variation
 from specnb.exact.gallery import Unpositioned
 from specnb.sampling import Warp
 from specnb.target import Target
@@ -126,7 +126,7 @@ def test_pools_stay_bounded_over_ten_thousand_steps(make):
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
-SMALL = llama(3, vocab_size=3, num_hidden_layers=1, **SIZES).double()
+SMALL = in_float64(llama(3, vocab_size=3, num_hidden_layers=1, **SIZES))
 
 
 PROMPT, LENGTH = [0, 1, 2, 0], 4

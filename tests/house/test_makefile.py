@@ -1,13 +1,16 @@
 """The Makefile: what a reader installs, and that JupyterLab serves the whole repository."""
 
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import environment
 import pytest
 import server
 
@@ -16,17 +19,27 @@ from specnb.models import files
 ROOT = files.ROOT
 
 
-def commands(*words: str) -> list[str]:
-    """What make would do."""
+def make(*words: str, **variables: str) -> subprocess.CompletedProcess:
+    """Run make as from a shell of its own, with further environment variables."""
     outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    done = subprocess.run(["make", "-n", *words], cwd=ROOT, env=outside, capture_output=True, text=True, check=True)
+    return subprocess.run(["make", *words], cwd=ROOT, env=outside | variables, capture_output=True, text=True)
+
+
+def commands(*words: str, **variables: str) -> list[str]:
+    """What make would do."""
+    done = make("-n", *words, **variables)
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def installs(target: str, folder: Path, *words: str) -> list[str]:
+    """A target's calls of pip install, given what the folder of the environment holds."""
+    return [line for line in commands(target, f"VENV={folder}", *words) if " -e " in line]
 
 
 def installed(target: str, folder: Path) -> list[str]:
     """What a target asks pip for, given what the folder of the environment holds."""
-    lines = [line for line in commands(target, f"VENV={folder}") if " -e " in line]
-    return [line.split()[-1].strip('"') for line in lines]
+    return list(dict.fromkeys(line.split()[-1].strip('"') for line in installs(target, folder)))  # test calls make
 
 
 @pytest.mark.parametrize("target", ["lab", "fetch", "readme"])
@@ -45,16 +58,69 @@ def test_what_is_there_is_not_installed_again(tmp_path):
     assert installed("test", tmp_path) == [".[dev]"]
 
 
+@pytest.mark.parametrize("target", ["lab", "test"])
+def test_the_versions_of_the_recordings_are_installed_and_pip_says_what_it_does(target, tmp_path):
+    lines = installs(target, tmp_path)
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        assert words[words.index("-c") + 1] == "constraints.txt"
+        assert not {"-q", "--quiet", "--progress-bar"} & set(words)  # gigabytes come: pip shows how many
+    assert all("-c" not in shlex.split(line) for line in installs(target, tmp_path, "PINS="))
+
+
+def test_before_the_download_its_size_is_said(tmp_path):
+    lines = commands("lab", f"VENV={tmp_path}")
+    (said,) = [i for i, line in enumerate(lines) if line.startswith("echo") and "GB" in line]
+    assert said < lines.index(installs("lab", tmp_path)[0])
+
+
 def test_an_environment_with_pip_is_kept(tmp_path):
     """Its torch may have been chosen."""
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    (line,) = [line for line in commands("lab", f"VENV={tmp_path / '.venv'}", "PYTHON=false") if "-m venv" in line]
+    words = ("lab", f"VENV={tmp_path / '.venv'}", "PYTHON=false")
+    (line,) = [line for line in commands(*words) if "tools/environment.py" in line]
     for pip, kept in (("exit 0", True), ("exit 1", False)):
         python.write_text(f"#!/bin/sh\n{pip}\n", encoding="utf-8")
         python.chmod(0o755)
         assert (subprocess.run(line, shell=True, check=False).returncode == 0) is kept
-        assert python.exists() is kept
+        assert python.exists()  # what make cannot use is not removed, either
+
+
+@pytest.mark.parametrize(("user", "allowed"), [("0", True), ("1000", False)])
+def test_root_may_run_jupyterlab(user, allowed, tmp_path):
+    """In a container one is root, and JupyterLab does not start for root unless it is told to."""
+    (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
+    (tmp_path / "id").chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    (line,) = [line for line in commands("-o", "fetch", "lab", PATH=path) if "jupyter lab" in line]
+    assert ("--allow-root" in shlex.split(line)) is allowed
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_clean_removes_only_an_environment_that_make_made(ours, tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    (folder / "mine").touch()
+    (tmp_path / "build").mkdir()
+    if ours:
+        (folder / environment.MARK).touch()
+    done = make("-C", str(tmp_path), "clean", "VENV=environment")
+    assert done.returncode == 0
+    assert folder.exists() is not ours
+    assert ("environment was not made by make: it stays" in done.stdout) is not ours
+    assert not (tmp_path / "build").exists()
+
+
+def test_help_lists_every_target_with_words():
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1].split()
+    lines = make("help").stdout.splitlines()
+    listed = {line.split()[1]: line.split()[2:] for line in lines}
+    assert set(listed) == set(phony)
+    assert all(listed.values())
+    assert {"lab", "test", "clean"} <= set(phony)
 
 
 def test_jupyterlab_serves_the_repository_and_opens_the_first_notebook(tmp_path):
@@ -79,8 +145,7 @@ def test_notebooks_run_after_a_failed_test_and_all_fails_at_the_end(broken, stat
         program.chmod(0o755)
     for mark in (".lab", ".dev"):
         (tmp_path / mark).touch()
-    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    done = subprocess.run(["make", "test", f"VENV={tmp_path}"], cwd=ROOT, env=outside, capture_output=True, check=False)
+    done = make("test", f"VENV={tmp_path}")
     asked = said.read_text()
     assert done.returncode == status
     assert "-m pytest tests" in asked

@@ -214,10 +214,25 @@ def test_the_ids_of_a_cut_draft_model_stand_whatever_the_vocabulary():
     assert draft.columns == 50
 
 
-def test_a_draft_model_with_a_smaller_context_says_so():
-    small = own_draft(llama(1, max_position_embeddings=16), growth.chain(4))
-    with pytest.raises(ValueError, match="the draft model's context of 16 is full"):
-        decode(Target(TARGET), small, verifiers.greedy, [1, 2, 3], max_new_tokens=40)
+@pytest.mark.parametrize("context", [2, 3, 16])
+@pytest.mark.parametrize(("drawn", "verifier"), [(Drawn.POINT, verifiers.greedy), (Drawn.SWOR, verifiers.rrsw)])
+def test_where_a_draft_models_context_ends_the_text_goes_on_without_it(context, drawn, verifier):
+    """Drafts reach the last position of the context, and no further; the text is written to its end."""
+    small = CausalLMDraft(llama(1, max_position_embeddings=context))
+    heat = 0.0 if verifier is verifiers.greedy else 1.0
+    out = decode(
+        Target(TARGET), TreeDrafter(small, growth.chain(4), drawn), verifier, [1, 2, 3], max_new_tokens=40,
+        temperature=heat,
+    )  # fmt: skip
+    assert len(out.tokens) == 40
+    deepest = [step.start - 1 + max(step.draft.tree.depth_list) for step in out.steps]
+    with_drafts = [place for place, step in zip(deepest, out.steps, strict=True) if len(step.draft.tree) > 1]
+    # A leaf needs no position in the draft's context: only what is expanded does.
+    assert max(with_drafts, default=context) == context
+    if not heat:
+        assert list(out.tokens) == list(
+            decode(Target(TARGET), PlainDrafter(), verifier, [1, 2, 3], max_new_tokens=40).tokens
+        )
 
 
 @pytest.mark.parametrize(("drawn", "verifier"), [(Drawn.POINT, verifiers.one_hot), (Drawn.SWOR, verifiers.rrsw)])
