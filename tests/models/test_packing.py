@@ -13,9 +13,12 @@ from specnb.models import packing, provenance
 from specnb.target import Target
 from specnb.tree import TokenTree
 
+BITS = pytest.mark.bits("packed and plain weights are the same kernel's in bfloat16; this noise treats them as two")
+
 needed = pytest.mark.skipif(not packing.possible(), reason="this CPU has no bfloat16 matrix kernels to pack for")
 
 
+@BITS
 @needed
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 16, 33])
@@ -69,6 +72,7 @@ def test_packing_twice_is_packing_once_and_the_name_of_the_weights_stays():
     assert (heads.fingerprint(model), set(model.state_dict())) == (name, state)
 
 
+@BITS
 @needed
 @pytest.mark.model
 def test_the_real_model_and_its_heads_say_the_same_bits():
