@@ -1,5 +1,6 @@
 """The loop: propose, score, verify, commit; one Step at a time or a whole Generation."""
 
+import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def steps(
     this one is over: each serves one at a time.
     """
     prompt, warp = _checked(target, drafter, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
-    eos = eos_ids(target.model) if eos is None else frozenset(token_ids([eos] if isinstance(eos, int) else eos))
+    eos = eos_ids(target.model) if eos is None else ids_of(eos)
     draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
     clock, new, finish, mine = Clock(profile), [], None, object()
     target.serving = drafter.serving = mine
@@ -188,7 +189,15 @@ class PlainDrafter:
 def eos_ids(model) -> frozenset[int]:
     """End-of-text token ids of a model's generation config."""
     ids = model.generation_config.eos_token_id
-    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset() if ids is None else ids_of(ids)
+
+
+def ids_of(ends: int | Collection[int]) -> frozenset[int]:
+    """One token id or several, also as numpy's or torch's numbers."""
+    try:
+        return frozenset([operator.index(ends)])
+    except TypeError:
+        return frozenset(token_ids(ends))
 
 
 def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -204,7 +213,7 @@ def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_to
     prompt = token_ids(prompt)
     if not prompt:
         raise ValueError("the prompt is empty: at least one token is needed to hang a tree on")
-    check_tokens(prompt, target.vocabulary)
+    check_tokens(prompt, target.readable)
     if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number, at least 1, got {max_new_tokens}")
     if len(prompt) + max_new_tokens + drafter.reach > target.context:

@@ -30,7 +30,14 @@ from specnb.target import Target
 WARPERS = {TemperatureLogitsWarper: "temperature", TopKLogitsWarper: "top_k", TopPLogitsWarper: "top_p"}  # in order
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 READ = {"input_ids", "attention_mask", "position_ids", ARGUMENT}  # of the model's inputs, checked one by one
-HARMLESS = {"use_cache", "logits_to_keep", "return_dict", "cache_position", *OUTPUTS}  # change no logit
+HARMLESS = {
+    "use_cache",
+    "logits_to_keep",
+    "return_dict",
+    "cache_position",
+    "output_router_logits",
+    *OUTPUTS,
+}  # change no logit
 KINDS = {"token_type_ids", "mm_token_type_ids"}  # of tokens; all zeros: plain text
 
 

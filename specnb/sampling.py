@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from specnb.tree import Drawn
 
+NEAR_ZERO = 1e-20  # temperatures below it
 MINUS_INFINITY = -128  # the bits of bfloat16's -inf, read as int16
 
 
@@ -27,6 +29,9 @@ class Warp:
     top_p: float = 1.0
 
     def __post_init__(self):
+        for name in ("temperature", "top_k", "top_p"):
+            if not isinstance(getattr(self, name), Real):
+                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
         if not 0 <= self.temperature < torch.inf:
             raise ValueError(f"temperature must be at least 0 (0 is greedy) and finite, got {self.temperature}")
         if self.top_k < 0:
@@ -42,7 +47,11 @@ class Warp:
             mass = torch.where(logits.gather(-1, best).isnan(), torch.nan, 1.0).to(kind)  # verifiers refuse NaN
             out = torch.zeros(logits.shape, dtype=kind, device=logits.device)
             return out.scatter_(-1, best, mass)
-        logits = logits.to(kind) if self.temperature == 1 else logits.to(kind) / self.temperature
+        logits = logits.to(kind)
+        if self.temperature < NEAR_ZERO:  # a quotient would overflow; softmax does not see what is subtracted
+            logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, torch.finfo(kind).tiny)
+        elif self.temperature != 1:
+            logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -torch.inf)

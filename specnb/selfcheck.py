@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
-from specnb.target import Target, device_of, evaluating
+from specnb.target import Target, call_options, device_of, evaluating
 from specnb.tree import TokenTree
 
 FORKS = ([-1, 0, 0, 1, 1, 2, 3, 3], [-1, 0, 1, 0, 3, 4])  # parents of the nodes of two trees
@@ -77,7 +77,7 @@ def plain_logits(model: PreTrainedModel, text: list[int], count: int) -> Tensor:
     """(count, V) float32 logits after the last tokens of a text, by one forward without a cache of ours."""
     ids = torch.tensor([text], device=device_of(model))
     with torch.no_grad(), evaluating(model):
-        return model(ids, logits_to_keep=count).logits[0, -count:].float()
+        return model(ids, **call_options(model, logits_to_keep=count)).logits[0, -count:].float()
 
 
 def _on_trees(target: Target, text: list[int], draws: torch.Generator) -> Iterator[float]:
@@ -196,16 +196,27 @@ def _keep(path: Path | None, model: PreTrainedModel) -> None:
 
 
 def _is_transformers(model: PreTrainedModel) -> bool:
-    """Whether a model's class is transformers' own: of others the code may change between two processes."""
+    """Whether all that runs is transformers' own code: other code may change between two processes."""
     prepared = vars(model).get("prepare_inputs_for_generation")  # set from outside: soft prompts
-    return type(model).__module__.startswith("transformers.") and prepared is None
+    return type(model).__module__.startswith("transformers.") and prepared is None and not _hooks(model)
+
+
+def _hooks(model: PreTrainedModel) -> list:
+    """What was put around the forwards of a model's modules from outside."""
+    found = []
+    for module in model.modules():
+        found += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if "forward" in vars(module):
+            found.append(vars(module)["forward"])
+    return found
 
 
 def _look(model: PreTrainedModel) -> tuple:
     """What changes where a model is given other layers, adapters, a prompt or another dtype; cheap."""
     layers = tuple(type(module).__name__ for module in model.modules())
     prepare = inspect.unwrap(model.prepare_inputs_for_generation)
-    return layers, model.dtype, str(device_of(model)), getattr(prepare, "__qualname__", repr(prepare))
+    name = getattr(prepare, "__qualname__", repr(prepare))
+    return layers, model.dtype, str(device_of(model)), name, tuple(map(id, _hooks(model)))
 
 
 def fingerprint(model: PreTrainedModel) -> str:

@@ -4,7 +4,10 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from operator import index
+from threading import Lock
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +65,9 @@ def _refused_inputs(model: PreTrainedModel) -> str | None:
         return "it takes no position_ids, and siblings in a tree stand at the same position"
     if not model.can_generate():
         return "it has no language-model head: load it with AutoModelForCausalLM"
+    said, read = output_rows(model), input_rows(model)
+    if said > read:
+        return f"it says {said} tokens and can read {read}: resize both with model.resize_token_embeddings({said})"
     return None
 
 
@@ -88,8 +94,13 @@ def _refused_attention(model: PreTrainedModel) -> str | None:
 
 def forward_arguments(model: PreTrainedModel) -> set[str]:
     """The names that a model's forward takes; where it takes any others, too (**kwargs), those of its base class's."""
+    return _arguments_of(type(model))
+
+
+@cache
+def _arguments_of(kind: type) -> set[str]:
     names: set[str] = set()
-    for base in type(model).__mro__:
+    for base in kind.__mro__:
         if "forward" not in vars(base) or base is nn.Module:
             continue
         parameters = inspect.signature(base.forward).parameters.values()
@@ -106,6 +117,12 @@ def output_rows(model: PreTrainedModel) -> int:
     if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point():
         return len(weight)
     rows = getattr(layer, "out_features", None)  # a quantised layer packs its weight or hides it in a method
+    return rows or model.config.get_text_config().vocab_size
+
+
+def input_rows(model: PreTrainedModel) -> int:
+    """The number of token ids that a model can read."""
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
     return rows or model.config.get_text_config().vocab_size
 
 
@@ -129,17 +146,54 @@ def of_model(graphs, model: nn.Module):
     return graphs
 
 
+_BORROWED: WeakKeyDictionary = (
+    WeakKeyDictionary()
+)  # models in evaluation mode for a while → [users, modules in training]
+_LOCK = Lock()
+
+
 @contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode for a while; a model in training gets each module's own mode back."""
-    training = [module for module in model.modules() if module.training] if model.training else []
-    if training:
-        model.eval()
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; a model in training gets each module's own mode back, from the last of its users.
+
+    Several threads may compute with one model at a time.
+    """
+    with _LOCK:
+        users, training = _BORROWED.get(model, (0, []))
+        if model.training:
+            training = [module for module in model.modules() if module.training]
+            model.eval()
+        _BORROWED[model] = users + 1, training
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _LOCK:
+            users, training = _BORROWED.pop(model)
+            if users > 1:
+                _BORROWED[model] = users - 1, training
+            else:
+                for module in training:
+                    module.training = True
+
+
+def call_options(model: nn.Module, **options) -> dict:
+    """Of these options of a forward those that the model takes; a mixture of experts is asked for no router's loss."""
+    if not isinstance(model, PreTrainedModel):
+        return options  # a trained head
+    takes = forward_arguments(model)
+    options["output_router_logits"] = False
+    return {name: value for name, value in options.items() if name in takes}
+
+
+def layers_dtype(model: PreTrainedModel) -> torch.dtype:
+    """The dtype of a model's layers, in which their masks are; embedding and output matrix may have another."""
+    outside = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
+    ends = {id(parameter) for module in outside for parameter in module.parameters()}
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and id(parameter) not in ends:
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return max(sizes, key=sizes.get) if sizes else model.dtype
 
 
 class Target:
@@ -160,6 +214,7 @@ class Target:
         if why := refusal(model):
             raise ValueError(f"no trees with a {model.config.model_type} model ({type(model).__name__}): {why}")
         self.model, self.window, self.graphs = model, window, of_model(graphs, model)
+        self.dtype = layers_dtype(model)
         self.windowed = masks.layer_kinds(model) != ("full_attention",)
         self.hidden_layers = tuple(hidden_layers)
         self.cache, self.evict = TreeCache(), None
@@ -167,7 +222,13 @@ class Target:
 
     @property
     def vocabulary(self) -> int:
-        return self.model.config.get_text_config().vocab_size
+        """The number of its logits."""
+        return output_rows(self.model)
+
+    @property
+    def readable(self) -> int:
+        """The number of tokens that it can read; those of pictures, for example, are read and never said."""
+        return input_rows(self.model)
 
     @property
     def context(self) -> int:
@@ -178,7 +239,7 @@ class Target:
 
         Returns the hidden states asked for, (len(tokens), width) each.
         """
-        check_tokens(tokens, self.vocabulary)
+        check_tokens(tokens, self.readable)
         if len(tokens) >= self.context:
             raise ValueError(f"{len(tokens)} tokens do not fit the context of {self.context}: shorten the prompt")
         self.cache, self.tree = self.graphs.empty() if self.graphs else TreeCache(), None
@@ -197,7 +258,7 @@ class Target:
         """Score all nodes of a tree that hangs off the last committed token, in one pass."""
         if self.tree is not None:
             raise RuntimeError("the last tree has not been committed: call commit(path) before the next forward")
-        check_tokens(tree.token_list, self.vocabulary)
+        check_tokens(tree.token_list, self.readable)
         length = self.cache.length
         if length + max(tree.depth_list) >= self.context:
             raise ValueError(
@@ -207,7 +268,7 @@ class Target:
         mask, first = None, length + (self.evict.evicted if self.evict else 0)
         places = masks.positions(tree, first)
         if len(tree) > 1 or (self.graphs and self.windowed):  # a root alone sees what a model lets it see
-            mask = masks.tree_mask(tree, length, dtype=self.model.dtype, device=device_of(self.model))
+            mask = masks.tree_mask(tree, length, dtype=self.dtype, device=device_of(self.model))
             if self.windowed:
                 columns = torch.cat([torch.arange(length, device="cpu"), places[0]])
                 mask = masks.by_layer(mask, self.model, places[0], columns)
@@ -247,7 +308,7 @@ class Target:
         inputs = {"input_ids": ids.to(device), "position_ids": position_ids.to(device), "attention_mask": mask}
         inputs |= {ARGUMENT: self.cache, "use_cache": True, "output_hidden_states": bool(self.hidden_layers)}
         with evaluating(self.model):
-            out = self.model(**inputs, **kwargs)
+            out = self.model(**inputs, **call_options(self.model, **kwargs))
         hidden = {layer: out.hidden_states[layer][0] for layer in self.hidden_layers}
         return Scores(logits=out.logits[0], hidden=hidden)
 

@@ -9,7 +9,16 @@ from transformers import PreTrainedModel
 
 from specnb import masks
 from specnb.cache import ARGUMENT, TreeCache
-from specnb.target import context_length, device_of, evaluating, of_model, output_rows, refusal
+from specnb.target import (
+    call_options,
+    context_length,
+    device_of,
+    evaluating,
+    layers_dtype,
+    of_model,
+    output_rows,
+    refusal,
+)
 from specnb.tree import TokenTree
 
 
@@ -50,6 +59,7 @@ class DraftForwards:
 
     def __init__(self, model: nn.Module, graphs=None, *, states: bool = False):
         self.model, self.graphs, self.layers = model, of_model(graphs, model), (-1,) if states else ()
+        self.dtype = layers_dtype(model) if isinstance(model, PreTrainedModel) else None
         if graphs:
             graphs.prepare(self.layers)
 
@@ -85,11 +95,13 @@ class DraftForwards:
     @torch.no_grad()
     def _run(self, rows: Tensor, positions: Tensor, visible: Tensor | None, **kwargs) -> tuple[Tensor, Tensor | None]:
         like, mask, found = next(self.model.parameters()), None, None
-        device = device_of(self.model) if isinstance(self.model, PreTrainedModel) else like.device
+        device, dtype = like.device, like.dtype
+        if isinstance(self.model, PreTrainedModel):
+            device, dtype = device_of(self.model), self.dtype
         self.ahead.append(positions)
         if visible is not None:
             columns = torch.cat([torch.arange(self.cache.length, device="cpu"), *self.ahead])
-            mask = masks.additive(visible.to(device), like.dtype)
+            mask = masks.additive(visible.to(device), dtype)
             mask = masks.by_layer(mask, self.model, positions, columns)
             found = self.graphs and self.graphs.score(self.cache, rows[None], positions[None], mask, self.layers)
         if found:
@@ -97,7 +109,8 @@ class DraftForwards:
         inputs = {"input_ids" if rows.dim() == 1 else "inputs_embeds": rows[None].to(device)}
         inputs |= {"position_ids": positions[None].to(device), "attention_mask": mask, ARGUMENT: self.cache}
         with evaluating(self.model):
-            out = self.model(**inputs, use_cache=True, output_hidden_states=bool(self.layers), **kwargs)
+            options = call_options(self.model, **kwargs)
+            out = self.model(**inputs, use_cache=True, output_hidden_states=bool(self.layers), **options)
         return out.logits[0], out.hidden_states[-1][0] if self.layers else None
 
 

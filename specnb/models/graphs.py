@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
 from specnb.cache import ARGUMENT, TreeCache, zeros
-from specnb.target import evaluating
+from specnb.target import call_options, evaluating
 
 PLAIN = (bool, int, float, str, list, tuple)  # settings of a module that are compared
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -182,7 +182,7 @@ class Graphs:
         inputs = {"input_ids" if self.width is None else "inputs_embeds": rows, "attention_mask": mask}
         inputs |= {"position_ids": numbers[1:2], ARGUMENT: cache, "use_cache": True}
         with evaluating(self.model):
-            out = self.model(**inputs, output_hidden_states=bool(layers))
+            out = self.model(**inputs, output_hidden_states=bool(layers), **call_options(self.model))
         return out.logits[0], *(out.hidden_states[layer][0] for layer in layers)
 
 

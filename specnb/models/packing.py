@@ -3,6 +3,7 @@
 import platform
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROWS = 16  # what float32 is laid out for; SmolLM2 over 1, 4, 16 rows: 62, 102, 123 ms as loaded, 42, 50, 68 so
@@ -30,7 +31,17 @@ class PackedLinear(nn.Module):
         version = 0 if self.weight.is_inference() else self.weight._version
         return version, self.weight.data_ptr()
 
+    def __getstate__(self) -> dict:
+        """For copies and files: without what was laid out, which cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("laid_out", "seen")}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._lay_out()
+
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype or torch.is_autocast_enabled("cpu"):
+            return F.linear(x, self.weight, self.bias)  # torch.autocast has other kernels
         if self._state() != self.seen:
             self._lay_out()
         return torch.ops.mkldnn._linear_pointwise(x, self.laid_out, self.bias, "none", [], "")

@@ -19,6 +19,8 @@ from specnb.models import EMBEDDED, PAIRS, files, packing
 from specnb.selfcheck import check_once
 from specnb.target import Target, device_of, output_rows, token_ids
 
+BLOCK, AROUND = 64, 8  # tokens that ``Pair.pieces`` reads at once, and as many before and after them
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -32,17 +34,44 @@ class Pair:
     def encode(self, text: str, *, chat: bool = True) -> list[int]:
         """Token ids of a user turn under the chat template up to the open answer, or of bare text."""
         if chat and self.tokenizer.chat_template:
-            turn = [{"role": "user", "content": text}]
-            text = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            return self.tokenizer(self._as_turn(text), add_special_tokens=False)["input_ids"]
         return self.tokenizer(text)["input_ids"]
+
+    def _as_turn(self, text: str) -> str:
+        """A user turn under the chat template; some templates want the text as a list of parts, others as it is."""
+        for content in (text, [{"type": "text", "text": text}]):
+            turn = [{"role": "user", "content": content}]
+            said = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+            if text.strip() in said:
+                return said
+        raise ValueError(f"the chat template of {self.name} drops the user's text: give chat=False or token ids")
 
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def pieces(self, tokens) -> list[str]:
-        """Each token's own text, spaces and line ends made visible: for labels in figures."""
-        return [self.tokenizer.decode([t]).replace(" ", "␣").replace("\n", "⏎") for t in tokens]
+        """Each token's share of the text, spaces and line ends made visible; joined they are the text.
+
+        A share is what the token adds to the text of those before it: many tokenizers drop the first space of a text,
+        so that no token can be read alone. Where a character is spread over tokens, the one that completes it has it
+        and the others are empty; bytes that nothing completes show as "�".
+        """
+        ids, shares = [int(token) for token in tokens], []
+        for start in range(0, len(ids), BLOCK):  # the tokens around a block settle what its first and last ones share
+            before = max(start - AROUND, 0)
+            around = ids[before : start + BLOCK + AROUND]
+            shares += self._shares(around)[start - before :][:BLOCK]
+        return [share.replace(" ", "␣").replace("\n", "⏎") for share in shares]
+
+    def _shares(self, ids: list[int]) -> list[str]:
+        """What each token adds; one whose text so far is not how the whole begins ends within a character."""
+        texts = [self.tokenizer.decode(ids[: end + 1]) for end in range(len(ids))]
+        shares, given = [], 0
+        for text in texts:
+            end = max(given, len(text)) if texts[-1].startswith(text) else given
+            shares.append(texts[-1][given:end])
+            given = end
+        return shares
 
 
 @torch.no_grad()
@@ -155,7 +184,10 @@ def _load(name: str, kind: torch.dtype, where, packed: bool | None) -> tuple[Pre
         part = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(folder)
         part = "model"
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, device_map="auto" if where == "auto" else None)
+        spread = "auto" if where == "auto" else None
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=kind, device_map=spread, output_loading_info=True
+        )
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise OSError(f"{name} has no {part} to read: save one there with save_pretrained ({reason} …)") from error
@@ -163,8 +195,20 @@ def _load(name: str, kind: torch.dtype, where, packed: bool | None) -> tuple[Pre
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
+    _check_complete(name, report)
     model = (model if where == "auto" else model.to(where)).eval()
     return packing.pack(model) if packed else model, tokenizer
+
+
+def _check_complete(name: str, report: dict) -> None:
+    """OSError if a checkpoint lacks weights of the model, which would then be random; report: from_pretrained's."""
+    lacking = sorted(report.get("missing_keys", ()))
+    mismatched = [entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ())]
+    for what, names in (("lacks", lacking), ("has in another shape", sorted(mismatched))):
+        if names:
+            others = sorted(report.get("unexpected_keys", ()))
+            hint = f"; it has {others[0]}, which the model does not know" if others else ""
+            raise OSError(f"{name} {what} {len(names)} of the model's weights, {names[0]} for example{hint}")
 
 
 def _reach(name: str) -> None:

@@ -18,8 +18,10 @@ from specnb import masks
 from specnb.cache import ARGUMENT
 from specnb.decode import eos_ids
 from specnb.sampling import Warp
+from specnb.target import context_length
 
 MARK = "\u0000"
+SHORT, LONG, ENDED = "too short", "too long", "ended early"  # why a question is thrown away
 
 
 @dataclass(frozen=True)
@@ -129,15 +131,18 @@ def dialogues(
     seed: int,
     wanted: Callable[[tuple[int, ...]], bool] = lambda question: True,
     openings: Sequence[tuple[int, ...]] = (),
+    thrown: Callable[[str], None] = lambda why: None,
 ) -> Iterator[Dialogue]:
     """Dialogues without end, in the order in which they are finished; every second one answers greedily.
 
-    wanted(question) is asked before an answer is written: False throws the question away.
-    openings: token ids that questions begin with, one of them drawn for each; without any the question is free.
+    wanted(question) is asked before an answer is written: False throws the question away. thrown(why) is told of each
+    question that is thrown away for its length or its end. openings: token ids that questions begin with, one of them
+    drawn for each; without any the question is free.
     """
     before, after = template(tokenizer)
     ends, rows, start = {*after[:1], *eos_ids(model)}, settings.rows, len(before) - 1
     length = len(before) + settings.longest_question + len(after) + settings.longest_answer
+    _check_context(model, settings, length)
     device = model.device
     places = torch.zeros(rows, dtype=torch.int64, device=device)  # where each row's next token goes
     cache = Cache(layers=[RowsLayer(places, length) for _ in range(model.config.num_hidden_layers)])
@@ -161,15 +166,8 @@ def dialogues(
             token, again = feed[i], False
             if row.forced:
                 feed[i] = row.forced.pop()
-            elif row.answer is None and token in ends and after:
-                again = len(row.question) < settings.shortest_question or not wanted(tuple(row.question))
-                row.answer, row.forced, feed[i] = [], after[:0:-1], after[0]  # the template, its rest last token first
             elif row.answer is None:
-                row.question.append(token)
-                whole = not after and len(row.question) == settings.longest_question
-                again = token in ends or len(row.question) > settings.longest_question
-                again = again or (whole and not wanted(tuple(row.question)))
-                row.answer = [] if whole else None
+                feed[i], again = _ask(row, token, ends, after, settings, wanted, thrown)
             else:
                 row.answer.append(token)
                 again = token in ends or len(row.answer) == settings.longest_answer
@@ -186,6 +184,37 @@ def dialogues(
             cache.reorder_cache(order)
             places.copy_(places[order])
             tokens, writing = tokens[order], [writing[i] for i in order.tolist()]
+
+
+def _ask(row: Row, token: int, ends, after, settings: Settings, wanted, thrown) -> tuple[int, bool]:
+    """A row's question goes on with the token that was drawn: what is fed next, and whether it is thrown away."""
+    if token in ends and after:  # the question is whole
+        row.answer, row.forced = [], after[:0:-1]  # the rest of the template before the answer, last token first
+        short = len(row.question) < settings.shortest_question
+        if short:
+            thrown(SHORT)
+        return after[0], short or not wanted(tuple(row.question))
+    row.question.append(token)
+    if token in ends:
+        thrown(ENDED)
+        return token, True
+    if len(row.question) > settings.longest_question:
+        thrown(LONG)
+        return token, True
+    if not after and len(row.question) == settings.longest_question:
+        row.answer = []
+        return token, not wanted(tuple(row.question))
+    return token, False
+
+
+def _check_context(model: PreTrainedModel, settings: Settings, length: int) -> None:
+    """ValueError unless the longest dialogue fits the model's context."""
+    if length > context_length(model):
+        raise ValueError(
+            f"a dialogue of up to {length} tokens (question {settings.longest_question}, answer "
+            f"{settings.longest_answer}, template) does not fit the model's context of {context_length(model)}: "
+            f"shorten the longest question or answer"
+        )
 
 
 def _fresh(number: int, openings: Sequence[tuple[int, ...]], generator: torch.Generator) -> Row:
