@@ -59,8 +59,12 @@ class Compared:
 
     def __init__(self, inner, parts, model, poison: float = 0.0):
         self.inner, self.parts, self.model, self.poison = inner, parts, model, poison
-        self.ids, self.hidden_layers, self.max_depth = inner.ids, inner.hidden_layers, inner.max_depth
+        self.ids, self.hidden_layers = inner.ids, inner.hidden_layers
         self.worst, self.nodes = 0.0, 0
+
+    @property
+    def max_depth(self):
+        return self.inner.max_depth
 
     def begin(self, prefix, hidden):
         self.prefix = list(prefix)

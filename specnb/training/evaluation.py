@@ -26,18 +26,42 @@ DEPTH = 5
 RANKS = 5
 ANSWERED = ("own", "humaneval", "gsm100")
 TUNING = "tuning"
+NEW_TOKENS = 128  # of a held-out answer at most
 
 
-@torch.no_grad()
-def answer_greedily(pair: models.Pair, texts: Sequence[str], *, new_tokens: int = 128) -> list[writing.Dialogue]:
-    """The target's greedy answers to user turns, in the order of the texts."""
-    (before, after), found = writing.template(pair.tokenizer), []
-    for text in tqdm(texts, desc="held-out answers", disable=files.QUIET):
+def answer_greedily(
+    pair: models.Pair, texts: Sequence[str], *, new_tokens: int = NEW_TOKENS, done: int = 0
+) -> Iterator[writing.Dialogue]:
+    """The target's greedy answers to user turns, in the order of the texts, each as it is written.
+
+    done: how many of the texts are answered already, and left out.
+    """
+    before, after = writing.template(pair.tokenizer)
+    bar = {"desc": "held-out answers", "total": len(texts), "initial": done, "disable": files.QUIET}
+    for text in tqdm(texts[done:], **bar):
         prompt = pair.encode(text) if after else [*before, *pair.tokenizer(text, add_special_tokens=False)["input_ids"]]
         question = prompt[len(before) : len(prompt) - len(after)]
         if [*before, *question, *after] != prompt:
             raise ValueError("the chat template's parts are other tokens on their own than around a question")
-        found.append(writing.Dialogue(tuple(question), tuple(models.generate(pair, prompt, new_tokens)), True))
+        yield writing.Dialogue(tuple(question), tuple(models.generate(pair, prompt, new_tokens)), True)
+
+
+def among(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Some of the held-out prompts, by ``prompts.chosen``, in the table's order.
+
+    ValueError on a prompt that is none of them, or unless there are both: some of the set "tuning", and others.
+    """
+    ids = {prompt for name in names for prompt in prompts.chosen(name)}
+    foreign = ids - set(table["id"])
+    if foreign:
+        raise ValueError(f"{min(foreign)} is none of the prompts that drafts are measured on: {', '.join(ANSWERED)}")
+    found = table[table["id"].isin(ids)].reset_index(drop=True)
+    tuning = found["set"] == TUNING
+    if tuning.all() or not tuning.any():
+        raise ValueError(
+            "the first four own prompts of each domain calibrate a head, others measure it: choose some of both, "
+            "for example own:6"
+        )
     return found
 
 
@@ -89,7 +113,7 @@ def temperature(head: nn.Module, spec: Spec, frozen: Frozen, features: Features,
         at = batch.answers & torch.isin(following, frozen.ids)
         column = torch.searchsorted(frozen.ids, following[at])
         for states in drafted(head, spec, frozen, batch):
-            logits.append((states[at] @ frozen.rows.T).float())
+            logits.append((states[at] @ frozen.rows.T).double())  # in float32 its minimum is flat
             columns.append(column)
     logits, columns = torch.cat(logits), torch.cat(columns)
     return float(minimize_scalar(lambda t: float(F.cross_entropy(logits / t, columns)), bounds=(0.3, 3.0)).x)

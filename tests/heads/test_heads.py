@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from rounding import PRODUCTS, rounding, same
 from tiny import VOCABULARY, gpt_neox, llama, qwen2
 from tiny_heads import IDS, KINDS, Compared, make
 
@@ -13,6 +14,9 @@ from specnb.drafters import CausalLMDraft, TreeDrafter
 from specnb.models import PackedLinear, packing
 from specnb.target import Target
 from specnb.training import losses, starts
+
+# Of the largest number: four forwards one after the other, each at most as long as a tiny model's.
+ALLOWED = rounding(torch.ones(()), products=4 * PRODUCTS)
 
 
 @torch.no_grad()
@@ -28,7 +32,7 @@ def test_edd_begins_as_the_targets_last_layer():
 
     assert not torch.allclose(last(), states[-1], atol=1e-2)
     starts.from_target(head, model)
-    assert torch.allclose(last(), states[-1], atol=1e-5)
+    assert same(last(), states[-1], products=9)
 
 
 @torch.no_grad()
@@ -50,7 +54,7 @@ def test_a_vdm_begins_with_the_longest_units_of_the_targets_first_and_last_layer
     assert min(far_apart()) > 1e-3
     for layer in model.base_model.layers:
         layer.mlp.down_proj.weight[:, 1::2] = 0
-    assert max(far_apart()) < 1e-5
+    assert max(far_apart()) < rounding(states, products=9)
 
 
 UNEVEN = growth.Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)))
@@ -79,7 +83,7 @@ def test_cached_drafting_equals_the_training_pass(kind, prompt):
     """Bar 3: positions, masks and features of the incremental form are those of training."""
     compared = drafted(kind, prompt=prompt)
     assert compared.nodes > 20
-    assert compared.worst < 1e-4
+    assert compared.worst < ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_recorded_drafting_equals_the_training_pass(kind, of_the_prompt):
 
     compared = drafted(kind, capacity=64, break_it=watched)
     assert compared.nodes > 20
-    assert compared.worst < 1e-4
+    assert compared.worst < ALLOWED
     assert len(calls) == of_the_prompt
     del calls[:]
     drafted(kind, break_it=watched)
@@ -114,7 +118,7 @@ def swapped(inner):
 def test_a_packed_heads_joined_products_say_the_same(kind):
     joined = drafted(kind, packed=True)
     assert joined.nodes > 20
-    assert joined.worst < 1e-4
+    assert joined.worst < ALLOWED
     assert drafted(kind, packed=True, break_it=swapped).worst > 1e-3
 
 
@@ -133,7 +137,7 @@ def test_replays_that_do_not_change_are_noticed(kind):
 @pytest.mark.parametrize("family", [qwen2, gpt_neox])
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "edd"])
 def test_heads_stand_beside_any_family(kind, family):
-    assert drafted(kind, family()).worst < 1e-4
+    assert drafted(kind, family()).worst < ALLOWED
 
 
 def shift_positions(inner):
@@ -166,7 +170,7 @@ def test_the_comparison_catches_faults(kind, fault):
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "edd"])
 def test_states_that_do_not_exist_yet_are_not_looked_at(kind):
     """Bar 4: target states from the root on may be anything, in training as in drafting."""
-    assert drafted(kind, poison=100.0).worst < 1e-4
+    assert drafted(kind, poison=100.0).worst < ALLOWED
 
 
 @torch.no_grad()
@@ -199,7 +203,7 @@ def test_nothing_at_or_after_the_predicted_token_is_seen(kind):
         if kind == "edd":
             moved[:, int(block[row]) :] += 5  # no state of the current block
         for a, b in zip(before, outputs(other, moved), strict=True):
-            assert torch.equal(a[:, : row + 1], b[:, : row + 1]) or (a - b)[:, : row + 1].abs().max() < 1e-5
+            assert same(a[:, : row + 1], b[:, : row + 1])
 
 
 def test_a_leaking_mask_is_caught(monkeypatch):

@@ -88,7 +88,7 @@ def test_by_rank_is_what_drafting_does(pair, ready):
 
 
 def test_reports_are_recorded(pair, dialogues, hasty, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "held_out", lambda _: dialogues[:12])
+    monkeypatch.setattr(runs, "held_out", lambda *_: dialogues[:12])
     prompts = pd.DataFrame({"set": ["a", "b", "tuning"] * 4, "id": range(12)})
     monkeypatch.setattr(evaluation, "held_out_prompts", lambda: prompts)
     with pytest.raises(ValueError, match="holds no trained heads"):
@@ -107,7 +107,7 @@ def test_reports_are_recorded(pair, dialogues, hasty, tmp_path, monkeypatch):
     assert hits.tolist() == pytest.approx((rows["accuracy"] * rows["roots"]).tolist(), rel=1e-3)
     assert each[each["head"] == "vdm"].filter(like="rank").isna().all(axis=None)
     assert json.loads((tmp_path / "tables" / "heads_by_rank.json").read_text())["command"] == "test"
-    assert 0.3 < json.loads((tmp_path / "vdm.json").read_text())["held_out"]["temperature"] < 3
+    assert 0.3 <= json.loads((tmp_path / "vdm.json").read_text())["held_out"]["temperature"] <= 3  # what is searched
     (tmp_path / "more").mkdir()
     runs.train(
         pair, "medusa", "test", dialogues=dialogues, ids=features.vocabulary(dialogues, 16), out=tmp_path / "more"
@@ -129,7 +129,9 @@ def test_the_temperature_is_the_one_that_calibrates(pair, ready):
     head, spec, _ = fresh(pair, "vdm")
     quiet, loud = (
         evaluation.temperature(head, spec, replace(frozen, rows=factor * frozen.rows), data, range(8))
-        for factor in (0.4, 0.5)
+        for factor in (0.25, 0.5)
     )
-    assert 0.31 < quiet < 2.99
-    assert loud == pytest.approx(1.25 * quiet, rel=1e-3)
+    assert 0.31 < quiet < loud < 2.99
+    # Twice the rows are, in every dtype and by every kernel, exactly twice the logits: what is left is the search's own
+    # tolerance, of scipy's bounded minimisation (1e-5 of a temperature, in each).
+    assert loud == pytest.approx(2 * quiet, abs=3e-5)

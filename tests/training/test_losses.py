@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from rounding import BFLOAT16, rounding, same
 from tiny import randomise
 from tiny_heads import QUICK, fresh
 
@@ -59,7 +60,7 @@ def test_hass_loss_is_its_definition(pair, ready):
     p = (batch.hidden[-1][batch.answers] @ frozen.rows.T).softmax(-1)
     best = p.topk(features.TOP)
     expected = -(p * logq).sum(-1).mean() - (best.values * logq.gather(-1, best.indices)).sum(-1).mean()
-    torch.testing.assert_close(ours, expected, rtol=2e-2, atol=1e-2)  # features are stored in bf16
+    torch.testing.assert_close(ours, expected, rtol=2 * BFLOAT16, atol=BFLOAT16)  # features are stored in bf16
 
 
 @torch.no_grad()
@@ -109,7 +110,8 @@ def test_eagle_loss_is_its_definition(pair, ready):
         law = (f[t] @ frozen.rows.T).softmax(-1)
         total += cross_entropy_of(out, law, frozen) + 0.1 * F.smooth_l1_loss(out, f[t])
     ours = losses.eagle_loss(head, frozen, batch, torch.Generator().manual_seed(5))
-    torch.testing.assert_close(ours.double(), total / len(rows), rtol=2e-2, atol=1e-2)  # features are kept in bf16
+    # features are kept in bfloat16
+    torch.testing.assert_close(ours.double(), total / len(rows), rtol=2 * BFLOAT16, atol=BFLOAT16)
 
 
 @torch.no_grad()
@@ -146,7 +148,7 @@ def test_talf_loss_is_its_definition(pair, ready):
                 terms.append(cross_entropy_of(out[0, j, place], law, frozen))
         below.append(sum(terms) / len(terms))
     ours = losses.talf_loss(head, frozen, batch, None).double()
-    torch.testing.assert_close(ours, (root + 3 * below[0] + 3 * below[1]) / 7, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(ours, (root + 3 * below[0] + 3 * below[1]) / 7, rtol=2 * BFLOAT16, atol=BFLOAT16)
     swapped = replace(batch, branches=replace(mine, soft=mine.soft.flip(1)))
     assert abs(losses.talf_loss(head, frozen, swapped, None).double() - ours) > 0.05
 
@@ -186,7 +188,7 @@ def test_labels_are_the_texts_own_tokens(pair, ready):
                  if t + 2 + i >= begin and int(batch.tokens[0, t + 2 + i]) in column]  # fmt: skip
         logq = [F.log_softmax(out[t, i] @ frozen.rows.T, -1)[c] for t, c in pairs]
         total += 0.8**i * -torch.stack(logq).mean()
-    torch.testing.assert_close(recipe.loss(head, frozen, batch, None), total, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(recipe.loss(head, frozen, batch, None), total, rtol=0, atol=rounding(total))
 
 
 @torch.no_grad()
@@ -217,10 +219,10 @@ def test_trees_are_the_targets_own(pair, ready):
             assert min(joint[node] for node in found) >= 0.98 * joint[expected[-1]]  # best_p is kept in bf16
             for place, token in enumerate(first):
                 soft = law([*above, token]) @ frozen.rows
-                torch.testing.assert_close(trees.soft[row, 0, j, place].float(), soft, rtol=2e-2, atol=1e-2)
+                torch.testing.assert_close(trees.soft[row, 0, j, place].float(), soft, rtol=2 * BFLOAT16, atol=BFLOAT16)
             for place, (parent, token) in enumerate(found):
                 soft = law([*above, first[parent], token]) @ frozen.rows
-                torch.testing.assert_close(trees.soft[row, 1, j, place].float(), soft, rtol=2e-2, atol=1e-2)
+                torch.testing.assert_close(trees.soft[row, 1, j, place].float(), soft, rtol=2 * BFLOAT16, atol=BFLOAT16)
 
 
 @torch.no_grad()
@@ -239,4 +241,4 @@ def test_tree_pass_is_a_chain_pass_along_every_path(pair, ready):
                 ours = (text[row, root], first[row, j, parent], second[row, j, place])
                 for depth, state in enumerate(ours):
                     theirs = chain[depth][0, root + depth]
-                    assert (theirs - state).abs().max() < 1e-4 * theirs.abs().max()
+                    assert same(state, theirs)
