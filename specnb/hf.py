@@ -38,6 +38,7 @@ HARMLESS = {
     "output_router_logits",
     *OUTPUTS,
 }  # change no logit
+SHOWN = 5  # of a refused processor's numbers
 KINDS = {"token_type_ids", "mm_token_type_ids"}  # of tokens; all zeros: plain text
 
 
@@ -126,7 +127,9 @@ def _shown(processor) -> str:
     """A processor by its type's name and those of its settings that are numbers."""
     settings = getattr(processor, "__dict__", {})
     numbers = {name: value for name, value in settings.items() if isinstance(value, int | float)}
-    return f"{type(processor).__name__} {numbers or ''}".rstrip()
+    shown = dict(list(numbers.items())[:SHOWN])
+    more = " …" if len(numbers) > SHOWN else ""
+    return f"{type(processor).__name__} {shown or ''}".rstrip() + more
 
 
 def _check(model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, inputs: dict) -> None:

@@ -62,8 +62,9 @@ def owners(model: PreTrainedModel) -> list[ModuleType]:
         if not isinstance(part, PreTrainedModel) or part.config.get_text_config().model_type != kind:
             continue  # a vision tower, for example
         for base in type(part).__mro__:
-            code = sys.modules[base.__module__]
-            if code.__name__.startswith("transformers.models.") and code not in found:
+            name = base.__module__
+            code = sys.modules[name] if name.startswith("transformers.models.") else None
+            if code is not None and code not in found:
                 found.append(code)
     return found
 

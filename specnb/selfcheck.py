@@ -13,6 +13,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -20,7 +21,7 @@ from weakref import WeakKeyDictionary
 import platformdirs
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from specnb.target import Target, call_options, device_of, evaluating
@@ -28,6 +29,7 @@ from specnb.tree import TokenTree
 
 FORKS = ([-1, 0, 0, 1, 1, 2, 3, 3], [-1, 0, 1, 0, 3, 4])  # parents of the nodes of two trees
 LONGEST = 512  # windows up to this many tokens are checked without being asked for
+KNOWN = {"transformers", "torch", "peft", "specnb"}  # packages whose code is that of their versions
 WRITTEN = 4  # tokens that generate writes
 CHECKED: WeakKeyDictionary = WeakKeyDictionary()  # models of this process → how they looked when they were checked
 
@@ -54,10 +56,13 @@ def check(target: Target, *, seed: int = 0, longest: int | None = None) -> float
     """
     model = target.model
     draws = torch.Generator("cpu").manual_seed(seed)
-    lengths = {3}
+    most = target.context - 8  # two trees, and what generate writes, have to fit behind it
+    if most < 1:
+        return 0.0
+    lengths = {min(3, most)}
     for size in windows(model):
         if longest is None or size <= longest:
-            lengths.add(min(size + 5, target.context - 16))
+            lengths.add(min(size + 5, most))
     worst = 0.0
     for length in sorted(lengths):
         text = torch.randint(target.vocabulary, (length,), generator=draws, device="cpu").tolist()
@@ -99,13 +104,15 @@ def _on_trees(target: Target, text: list[int], draws: torch.Generator) -> Iterat
 def _against_generate(target: Target, text: list[int]) -> float:
     """The error of the scores with which the model's own generate writes a few tokens greedily."""
     model = target.model
+    plain = copy.copy(model)  # the same weights, without the habits of its generation config
+    plain.generation_config = GenerationConfig()
     ids = torch.tensor([text], device=device_of(model))
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "num_beams": 1, "pad_token_id": 0}
     verbosity = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()
     try:
         with torch.no_grad(), evaluating(model):
-            out = model.generate(
+            out = plain.generate(
                 ids, **options, max_new_tokens=WRITTEN, output_logits=True, return_dict_in_generate=True
             )
     finally:
@@ -142,15 +149,15 @@ def check_once(model: PreTrainedModel) -> None:
     """``check`` with windows up to LONGEST, unless this model has passed it before; silent if it passes.
 
     A failure in half precision is repeated in float32 before anything is refused. Passing is kept, in this process by
-    the model and on disk by its fingerprint, device and versions. What is not checked is said by a warning.
+    the model and on disk by its identity, device and versions. What is not checked is said by a warning.
     """
     if os.environ.get("SPECNB_CHECK") == "0":
         return
     look = _look(model)
     if CHECKED.get(model) == look:
         return
-    kept = cache_dir() / "checked" / f"{fingerprint(model)}.json" if _is_transformers(model) else None
-    if kept is None or not kept.exists():
+    kept = cache_dir() / "checked" / f"{identity(model)}.json" if _is_transformers(model) else None
+    if kept is None or not _exists(kept):
         _check_in_any_dtype(model)
         _keep(kept, model)
     CHECKED[model] = look
@@ -169,19 +176,30 @@ def _check_in_any_dtype(model: PreTrainedModel) -> None:
     except ValueError as error:
         if model.dtype.itemsize >= 4:
             raise
-        check(Target(_in_float32(model)), longest=LONGEST)
+        with _in_float32(model):
+            check(Target(model), longest=LONGEST)
         warnings.warn(f"{error}. In float32 it is exact, so this is rounding", stacklevel=4)
 
 
-def _in_float32(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model in float32, on its device, without packed weights."""
+@contextmanager
+def _in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """The very model in float32 for a while, with all that was put into it; its tensors come back as they were."""
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]
+    kept = [one.data for one in tensors]
     try:
-        plain = type(model)(copy.deepcopy(model.config)).float()
-        plain.load_state_dict(model.state_dict())
-    except (RuntimeError, TypeError, ValueError):  # adapters, quantised layers, …
-        plain = copy.deepcopy(model).float()
-    plain.generation_config = model.generation_config
-    return plain.to(device_of(model)).eval()
+        for one in tensors:
+            one.data = one.data.float()
+        yield
+    finally:
+        for one, data in zip(tensors, kept, strict=True):
+            one.data = data
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder one may not enter, a name that is too long
+        return False
 
 
 def _keep(path: Path | None, model: PreTrainedModel) -> None:
@@ -198,7 +216,8 @@ def _keep(path: Path | None, model: PreTrainedModel) -> None:
 def _is_transformers(model: PreTrainedModel) -> bool:
     """Whether all that runs is transformers' own code: other code may change between two processes."""
     prepared = vars(model).get("prepare_inputs_for_generation")  # set from outside: soft prompts
-    return type(model).__module__.startswith("transformers.") and prepared is None and not _hooks(model)
+    known = all(type(module).__module__.partition(".")[0] in KNOWN for module in (model, *model.modules()))
+    return known and prepared is None and not _hooks(model)
 
 
 def _hooks(model: PreTrainedModel) -> list:
@@ -213,19 +232,20 @@ def _hooks(model: PreTrainedModel) -> list:
 
 def _look(model: PreTrainedModel) -> tuple:
     """What changes where a model is given other layers, adapters, a prompt or another dtype; cheap."""
-    layers = tuple(type(module).__name__ for module in model.modules())
+    layers = tuple(type(module) for module in model.modules())
     prepare = inspect.unwrap(model.prepare_inputs_for_generation)
     name = getattr(prepare, "__qualname__", repr(prepare))
     return layers, model.dtype, str(device_of(model)), name, tuple(map(id, _hooks(model)))
 
 
-def fingerprint(model: PreTrainedModel) -> str:
+def identity(model: PreTrainedModel) -> str:
     """A hash of a model's class, configurations, device, versions and of a few numbers of each of its tensors."""
     said = hashlib.sha256()
     config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     names = [version(name) for name in ("specnb", "torch", "transformers")]
     layers = [type(module).__qualname__ for module in model.modules()]
     facts = [config, model.generation_config.to_dict(), names, layers, str(device_of(model)), type(model).__qualname__]
+    facts.append(model.config.get_text_config()._attn_implementation)
     said.update(json.dumps(facts, sort_keys=True, default=str).encode())
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor):

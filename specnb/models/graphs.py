@@ -193,13 +193,31 @@ def parts(model: nn.Module) -> list[tuple]:
     """
     found: list[tuple] = []
     for module in model.modules():
-        settings = {name: repr(value) for name, value in vars(module).items() if isinstance(value, PLAIN)}
+        settings = plain_settings(module)
         settings.pop("training")  # recordings are made in evaluation mode
-        found.append((module, settings))
+        found.append((module, (settings, type(module), *around(module))))
+    config = getattr(model, "config", None)
+    if config is not None:
+        found.append((config, plain_settings(config)))
     for tensor in (*model.parameters(), *model.buffers()):
         version = None if tensor.is_inference() else tensor._version
         found.append((tensor.untyped_storage(), (tensor.data_ptr(), version)))
     return found
+
+
+def plain_settings(owner) -> dict[str, str]:
+    """Those settings of a module or configuration that are numbers, words, or collections of them."""
+    found = {}
+    for name, value in vars(owner).items():
+        inside = value.values() if type(value) is dict else ()
+        if isinstance(value, PLAIN) or (type(value) is dict and all(isinstance(one, PLAIN) for one in inside)):
+            found[name] = repr(value)
+    return found
+
+
+def around(module: nn.Module) -> list:
+    """What was put around a module's forward from outside: hooks, and a forward of its own."""
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), vars(module).get("forward")]
 
 
 def alike(then: list[tuple], now: list[tuple]) -> bool:
@@ -207,7 +225,8 @@ def alike(then: list[tuple], now: list[tuple]) -> bool:
     if len(then) != len(now):
         return False
     for (old, old_facts), (new, new_facts) in zip(then, now, strict=True):
-        same = old is new if isinstance(old, nn.Module) else old.data_ptr() == new.data_ptr()
+        tensors = isinstance(old, torch.UntypedStorage) and isinstance(new, torch.UntypedStorage)
+        same = old.data_ptr() == new.data_ptr() if tensors else old is new
         if not same or old_facts != new_facts:
             return False
     return True

@@ -31,6 +31,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from specnb import masks
 from specnb.cache import ARGUMENT, TreeCache
+from specnb.target import device_of
 
 BLOCK = 32  # keys
 NAME = "specnb_invariant"
@@ -133,7 +134,7 @@ class Invariant:
         return logits, dict(zip(hidden_layers, hidden, strict=True))
 
     def _run(self, cache: TreeCache, ids: Tensor, positions: Tensor, places: Places, layers: Sequence[int]) -> tuple:
-        device, slots = self.model.device, cache.length + cache.pending + self.rows
+        device, slots = device_of(self.model), cache.length + cache.pending + self.rows
         inputs = {"input_ids": ids.to(device), "position_ids": positions.to(device), ARGUMENT: cache, "places": places}
         mask = torch.zeros(1, 1, self.rows, slots, dtype=self.model.dtype, device=device)  # not read
         out = self.model(**inputs, attention_mask=mask, use_cache=True, output_hidden_states=bool(layers))

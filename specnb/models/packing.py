@@ -13,7 +13,7 @@ class PackedLinear(nn.Module):
     """A Linear layer with a second copy of its weight, laid out as oneDNN wants it: the same comes out, sooner.
 
     In bfloat16 the same bits; in float32 the sums are taken in another order, as other kernels take them, too. A weight
-    that has been changed or replaced is laid out again.
+    that has been changed or replaced is laid out again; torch does not tell of changes through ``weight.data``.
     """
 
     def __init__(self, linear: nn.Linear):
@@ -22,8 +22,10 @@ class PackedLinear(nn.Module):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        rows = ROWS if self.weight.dtype == torch.float32 else None
-        self.laid_out = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), rows)
+        self.laid_out = None
+        if self.weight.device.type == "cpu" and possible(self.weight.dtype):
+            rows = ROWS if self.weight.dtype == torch.float32 else None
+            self.laid_out = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), rows)
         self.seen = self._state()
 
     def _state(self) -> tuple[int, int]:
@@ -44,6 +46,8 @@ class PackedLinear(nn.Module):
             return F.linear(x, self.weight, self.bias)  # torch.autocast has other kernels
         if self._state() != self.seen:
             self._lay_out()
+        if self.laid_out is None:  # moved to where no kernel takes packed weights
+            return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.laid_out, self.bias, "none", [], "")
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specnb import masks
 from specnb.cache import ARGUMENT, TreeCache
-from specnb.target import evaluating
+from specnb.target import device_of, evaluating
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _turns(model: PreTrainedModel, rotary: torch.nn.Module | None, by: int = 7) 
     token = model.config.get_text_config().vocab_size // 2  # the first ones may be padding, whose keys are zero
     caches = TreeCache(1), TreeCache(1)
     for cache, position in zip(caches, (0, by), strict=True):
-        ids = torch.tensor([[token], [position]], device=model.device)
+        ids = torch.tensor([[token], [position]], device=device_of(model))
         with evaluating(model):
             model(ids[:1], position_ids=ids[1:], use_cache=True, **{ARGUMENT: cache})
     pairs = [[layer.keys for layer in layers] for layers in zip(*(cache.layers for cache in caches), strict=True)]
