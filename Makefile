@@ -1,22 +1,29 @@
-# Each target alone is enough on a bare machine with Python 3.11 or 3.12, pip and make.
+# Each target alone is enough on a bare machine with Python 3.11 or newer and make: make help lists them.
+# PYTHON: of a new environment. VENV: the environment; one that is there is kept. PINS: empty, it keeps any torch that
+# pyproject.toml allows, or takes the newest.
 PYTHON ?= python3
 VENV   ?= .venv
+PINS   ?= -c constraints.txt
 LAB    ?=                 # options for jupyter lab, e.g. LAB="--no-browser --port 9999"
 SEED   ?= 1                # of noise
 TESTS  ?= tests            # what make test-code runs
 JOBS   ?= 2                # test processes, of one thread and about 2 GB each
 BIN    := $(VENV)/bin
 NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -e
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PINS) -e
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: lab test test-code test-notebooks noise train-smoke figures stills screens html slides readme fetch lint clean
+.PHONY: help lab test test-code test-notebooks noise train-smoke figures stills screens html slides readme fetch lint clean
 .DEFAULT_GOAL := lab
 .NOTPARALLEL:             # nothing else beside tests, which fill the machine
 
-$(VENV)/.lab: pyproject.toml     # what a reader needs; an environment that is there and has pip is kept
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"specnb needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
-	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
+help:                           # these lines
+	@awk -F ':[^#]*# *' '/^[a-z][a-z-]*:.*#/ {printf "make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+$(VENV)/.lab: pyproject.toml constraints.txt    # what a reader needs
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) tools/environment.py $(VENV)
+	@echo "Installing into $(VENV). Without a torch there, pip downloads one: for CPUs 0.2 GB, with CUDA over 2.5 GB (docs/install.md says how to choose)"
 	$(INSTALL) ".[lab]"
 	touch $@
 
@@ -28,16 +35,16 @@ fetch: $(VENV)/.lab             # the embedded model and the prompt sets, into t
 	$(BIN)/python -m specnb.models
 
 lab: fetch                      # JupyterLab on the first notebook; the whole repository is served, so links work
-	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
+	$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB)
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev              # ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 test: lint fetch                # ruff, the tests and, after a failed test, too, every notebook
 	$(MAKE) --keep-going test-code test-notebooks
 
-test-code: $(VENV)/.dev fetch
+test-code: $(VENV)/.dev fetch   # the tests alone: make test-code TESTS=tests/loop JOBS=1
 	$(PARALLEL) $(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist worksteal --durations 40 -rs
 
 test-notebooks: $(VENV)/.dev fetch    # every notebook's saved output against a fresh run
@@ -67,5 +74,6 @@ html: $(VENV)/.dev              # README, docs and notebooks as a site to browse
 slides: $(VENV)/.dev            # a deck of reveal.js slides from each notebook: build/slides/*.html
 	$(BIN)/python tools/make_slides.py build/slides
 
-clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache
+clean:                          # what make made: the environment, if make made it, the site, caches of tools
+	@if [ -f $(VENV)/.made-by-make ]; then rm -rf $(VENV); elif [ -d $(VENV) ]; then echo "$(VENV) was not made by make: it stays"; fi
+	rm -rf build .pytest_cache .ruff_cache

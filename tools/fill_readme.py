@@ -22,6 +22,8 @@ SHOWN = {  # methods by the names under which they are recorded: what to call th
     "ptd children=2 depth=4": ("PTD", "the target itself"),
     "generate": ("transformers' `generate`", "nobody"),
 }
+# What would begin a list, heading, quote or table at the start of a line.
+MARK = re.compile(r" (?=(?:[-+*>|]|#{1,6}|\d+[.)])(?: |$))")
 RATIO = "{ratio:.2f}× [{low:.2f}, {high:.2f}]"
 
 
@@ -64,8 +66,14 @@ def results(table: pd.DataFrame) -> str:
         f"{shown[second][0].partition(',')[0]}, is {apart}: {RATIO.format(**beside)}.",
     ]
     head = ["| method | who drafts | tokens per target call | speed-up over `generate` |", "|---|---|---|---|"]
-    texts = [fill(" ".join(words), 120, break_on_hyphens=False) for words in (first, said)]
+    texts = [wrapped(" ".join(words)) for words in (first, said)]
     return "\n".join([texts[0], "", *head, *rows, "", texts[1], ""])
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines of at most 120 columns, none of which begins like a list item, as "+ n-grams" would."""
+    tied = MARK.sub("\N{NO-BREAK SPACE}", text)  # such a mark stays behind the word before it
+    return fill(tied, 120, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def filled(readme: str) -> str:

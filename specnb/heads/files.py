@@ -45,7 +45,11 @@ def path(name: str | Path, folder: Path = FOLDER) -> Path:
 
 
 def _files(path: Path) -> tuple[Path, Path]:
-    """Weights and card of a trained head; ValueError naming the heads that are there, if they are not."""
+    """Weights and card of a trained head; ValueError naming the heads that are there, if they are not.
+
+    FileNotFoundError for a head of the repository, where specnb is installed without it.
+    """
+    files.in_checkout(path)
     weights, card = path.with_suffix(".safetensors"), path.with_suffix(".json")
     if not weights.exists() or not card.exists():
         known = sorted(p.stem for p in path.parent.glob("*.safetensors"))

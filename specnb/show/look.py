@@ -63,15 +63,21 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 STYLE["axes.prop_cycle"] = cycler(color=["#4477AA", "#CCBB44", "#66CCEE", "#AA3377", "#228833", "#EE6677"])
 
 
+WHOLE_STYLE = ["default", STYLE]  # whatever a reader's matplotlibrc or dark style says, of which STYLE knows little
+
+
 def use_style() -> None:
-    """One look for all notebooks: readable on a projector, white, no frame lines that carry nothing."""
-    plt.rcParams.update(STYLE)
+    """One look for all notebooks: readable on a projector, white, no frame lines that carry nothing.
+
+    All other settings are matplotlib's defaults, as when the notebooks' figures were drawn, not the reader's own.
+    """
+    plt.style.use(WHOLE_STYLE)
 
 
 @contextmanager
 def canvas(width: float, height: float, **options) -> Iterator[Figure]:
-    """An empty figure of so many hundred pixels, in our style while it is drawn; for ``png``."""
-    with plt.rc_context(STYLE):
+    """An empty figure of so many hundred pixels, in our style alone while it is drawn; for ``png``."""
+    with plt.style.context(WHOLE_STYLE):
         yield Figure(figsize=(width, height), dpi=100, **options)
 
 

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Sequence
+from functools import partial
 
 import ipywidgets
 import numpy as np
@@ -10,10 +11,10 @@ from matplotlib.axes import Axes
 
 from specnb.decode import Generation, Step
 from specnb.models import Pair
-from specnb.show.charts import so_far, token_html
-from specnb.show.explorers import Explorer, Picture, explorer
+from specnb.show.charts import so_far, token_html, written
+from specnb.show.explorers import Explorer, Picture, explorer, reach
 from specnb.show.look import COLOURS, INK, LOOKS, bars, canvas, png
-from specnb.show.trees import Pieces, draw_tree, drawable, legend, tree_table
+from specnb.show.trees import Pieces, draw_tree, drawable, last_piece, legend, read_on, tokens_to, tree_table
 
 
 def render_step(steps: Sequence[Step], index: int, trial: int, pieces: Pieces) -> bytes:
@@ -22,7 +23,7 @@ def render_step(steps: Sequence[Step], index: int, trial: int, pieces: Pieces) -
     With a full trace also p and q of the likeliest tokens where the node on trial hangs.
     Raises IndexError on an unknown step, ValueError on a trial outside 0..number of trials.
     """
-    step = steps[index]
+    step, pieces = steps[index], _in_text(steps[:index], pieces)
     with canvas(12, 5.6) as figure:
         table = tree_table(step.draft, step.verdict, labels=pieces, upto=trial)
         on_trial = step.verdict.trials[trial - 1].node if trial else None
@@ -36,6 +37,11 @@ def render_step(steps: Sequence[Step], index: int, trial: int, pieces: Pieces) -
         if step.p is not None:
             _draw_laws(figure.add_axes((0.8, 0.1, 0.18, 0.4)), step, on_trial, pieces)
         return png(figure)
+
+
+def _in_text(earlier: Sequence[Step], pieces: Pieces) -> Pieces:
+    """Texts of tokens from a step's root on, as they read in the text; the last of the earlier tokens is the root."""
+    return partial(read_on, written(earlier)[:-1], pieces=pieces)
 
 
 def outcome(step: Step, trial: int) -> str:
@@ -79,10 +85,12 @@ def _draw_laws(ax: Axes, step: Step, node: int, pieces: Pieces) -> None:
     top = sorted([drafted, *others[:4]], key=lambda token: -most[token])
     for i, (name, law) in enumerate(laws.items()):
         ax.barh(np.arange(len(top)) + 0.38 * i, [float(law[token]) for token in top], 0.38, **bars(name))
-    names = [("▸ " if token == drafted else "") + drawable(t)[:10] for token, t in zip(top, pieces(top), strict=True)]
+    before = tokens_to(tree, parent)
+    texts = [drawable(last_piece([*before, token], pieces))[:10] for token in top]
+    names = [("▸ " if token == drafted else "") + text for token, text in zip(top, texts, strict=True)]
     ax.set_yticks(np.arange(len(top)) + 0.19 * (len(laws) - 1), names, parse_math=False)
     ax.set(xlim=(0, 1.05), ylim=(len(top) - 0.3, -0.4), xticks=[0, 0.5, 1])
-    after = drawable(pieces([tree.token_list[parent]])[0])[:12]
+    after = drawable(last_piece(before, pieces))[:12]
     ax.set_title(f"after “{after}”, before any rejection", fontsize=12, loc="right", parse_math=False)
     ax.legend(loc="lower right", fontsize=12)
 
@@ -106,7 +114,7 @@ def stepper(generation: Generation, pair_or_pieces: Pair | Pieces) -> Explorer:
 
     def enter(change) -> None:
         trial.value = 0
-        _reach(trial, counts[step.value])
+        reach(trial, counts[step.value])
 
     def advance(button) -> None:
         if trial.value < counts[step.value]:
@@ -115,8 +123,8 @@ def stepper(generation: Generation, pair_or_pieces: Pair | Pieces) -> Explorer:
             step.value += 1
 
     step, trial = ipywidgets.IntSlider(), ipywidgets.IntSlider()
-    _reach(step, len(steps) - 1)
-    _reach(trial, counts[0])
+    reach(step, len(steps) - 1)
+    reach(trial, counts[0])
     walk = [{"step": i, "trial": done} for i, count in enumerate(counts) for done in range(count + 1)]
     box = explorer({"step": step, "trial": trial}, render, walk=walk)
     box.controls.next = onward = ipywidgets.Button(description="next", tooltip="the next trial, or the next step")
@@ -126,18 +134,15 @@ def stepper(generation: Generation, pair_or_pieces: Pair | Pieces) -> Explorer:
     return box
 
 
-def _reach(slider: ipywidgets.IntSlider, top: int) -> None:
-    """Let a slider go up to top. The browser's refuses an empty range: one without a choice is 0..1 and disabled."""
-    slider.max, slider.disabled = max(top, 1), top == 0
-
-
 def describe(generation: Generation, index: int, trial: int, pieces: Pieces) -> str:
     """The readout of the stepper: where we are, the coin, the text so far with this step's tokens marked."""
     steps, step = generation.steps, generation.steps[index]
-    table = tree_table(step.draft, step.verdict, labels=pieces, upto=trial)
+    table = tree_table(step.draft, step.verdict, upto=trial)
     chosen = table[table["state"].isin(["accepted", "recovered", "bonus"])].sort_values("depth")
     chosen = chosen.iloc[: len(step.tokens)]  # the last step may have been cut
     accepted = sum(len(s.verdict.path) for s in steps[:index]) + int((table["state"] == "accepted").sum())
     words = f"<b>steps[{index}]</b> of {len(steps)} · trial {trial} of {len(step.verdict.trials)}"
     words += f" · draft tokens accepted so far: {accepted} · <b>{html.escape(outcome(step, trial))}</b>"
-    return so_far(words, steps[:index], "".join(map(token_html, chosen["label"], chosen["state"])), pieces)
+    tokens = chosen["token"].tolist()
+    texts = read_on(written(steps[:index]), tokens, pieces)
+    return so_far(words, steps[:index], "".join(map(token_html, texts, chosen["state"])), pieces, tokens)

@@ -17,6 +17,7 @@ from specnb.tree import Draft, TokenTree, Trial, Verdict
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]  # token ids → texts, as Pair.pieces
 Labels = Pieces | Sequence[str] | None
+AROUND = 8  # tokens before others that settle how these read: whether a space comes first, whose character they end
 LABEL = {"textcoords": "offset points", "parse_math": False, "zorder": 2}
 LABEL["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
 PLACES = {
@@ -38,8 +39,9 @@ def tree_table(
 
     upto: show the first upto trials only; None, or as many as there are, shows the whole verdict, with a last
     row for the next token: "bonus" if the path ended where nothing was left to try, else "recovered".
-    p: (n, V); labels: token ids → texts (``Pair.pieces``), or one text per node. x, y: leaves one apart,
-    parents centred, the next token right of its siblings; they do not depend on upto. Missing: nan.
+    p: (n, V); labels: token ids → texts (``Pair.pieces``), asked along each node's path, or one text per node.
+    x, y: leaves one apart, parents centred, the next token right of its siblings; they do not depend on upto.
+    Missing: nan.
     Raises ValueError on an upto outside 0..number of trials and on a wrong number of labels.
     """
     tree, whole, trials = draft.tree, draft.tree, () if verdict is None else verdict.trials
@@ -59,7 +61,7 @@ def tree_table(
     for trial in trials[:upto]:
         tried[trial.node] = trial.probability
     table = pd.DataFrame({"node": range(len(tokens)), "parent": parents, "depth": depth, "token": tokens})
-    table["label"], table["state"] = label_tokens(tokens, labels, len(tree)), states
+    table["label"], table["state"] = label_nodes(whole, labels, len(tree)), states
     table["x"], table["y"] = x, -table["depth"].astype(float)
     table["p"], table["q"], table["trial_probability"] = target, law, tried
     table.attrs["size"] = max(x) + 1, max(depth) + 1  # leaves, levels: the same for every upto
@@ -71,15 +73,32 @@ def next_kind(draft: Draft, verdict: Verdict) -> str:
     return "recovered" if draft.candidates[(0, *verdict.path)[-1]] else "bonus"
 
 
-def label_tokens(tokens: Sequence[int], labels: Labels, n: int | None = None) -> list[str]:
-    """Texts of tokens: their ids, or labels(tokens), or the given list, of which the last may be missing."""
+def label_nodes(tree: TokenTree, labels: Labels, n: int | None = None) -> list[str]:
+    """Texts of nodes: their ids, or what labels says of their paths, or the given list; its last may be missing."""
+    tokens = tree.token_list
     if labels is None:
         return [str(token) for token in tokens]
     if callable(labels):
-        return list(labels(tokens))
+        return [last_piece(tokens_to(tree, node), labels) for node in range(len(tree))]
     if len(labels) not in (len(tokens), n):
         raise ValueError(f"labels must hold one text for each of {n or len(tokens)} nodes, got {len(labels)}")
     return [*labels, *map(str, tokens[len(labels) :])]
+
+
+def tokens_to(tree: TokenTree, node: int) -> list[int]:
+    """The tokens from the root to a node, both included."""
+    return [tree.token_list[0], *tree.path_tokens(node)]
+
+
+def last_piece(tokens: Sequence[int], pieces: Pieces) -> str:
+    """The last token's text as it reads behind the others; as it reads alone if it only begins a character."""
+    return pieces(tokens)[-1] or pieces(tokens[-1:])[-1]
+
+
+def read_on(before: Sequence[int], tokens: Sequence[int], pieces: Pieces) -> list[str]:
+    """Texts of tokens as they read behind others."""
+    before = before[-AROUND:]
+    return list(pieces([*before, *tokens]))[len(before) :]
 
 
 def score_notes(scores: Tensor, nodes: Sequence[int]) -> list[str]:

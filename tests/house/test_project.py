@@ -1,6 +1,7 @@
 """House rules that a machine can check: one list of dependencies, no path of one machine, rooms in order."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from specnb import lab, models
 from specnb.models import files
 
 ROOT = files.ROOT
-LOOP = ("tree", "masks", "sampling", "cache", "target", "decode", "hf")  # the files at the top of specnb/
+LOOP = ("tree", "masks", "sampling", "cache", "target", "selfcheck", "decode", "hf")  # the files at the top of specnb/
 # Each room imports only rooms to its left, and the loop: nothing imports show.
 ROOMS = ("models", "verifiers", "growth", "drafters", "heads", "exact", "training", "lab", "show")
 KEPT = ".ipynb_checkpoints"  # where JupyterLab keeps copies of what was opened in it
@@ -54,23 +55,128 @@ def extras(lines: list[str]) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def test_torch_is_pinned_alike(project, environment):
-    ours, theirs = pins(project["dependencies"], "torch"), pins(pip_lines(environment), "torch")
+def constraints() -> list[str]:
+    """The lines of constraints.txt that are no comment."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def allowed(project: dict, package: str) -> SpecifierSet:
+    """Which versions of a package pyproject.toml takes."""
+    (wanted,) = [r for r in map(Requirement, project["dependencies"]) if r.name == package]
+    return wanted.specifier
+
+
+def test_torch_is_pinned_alike_and_the_pin_is_allowed(project, environment):
+    ours, theirs = pins(constraints(), "torch"), pins(pip_lines(environment), "torch")
     assert ours == theirs
     (version,) = ours
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    assert version in allowed(project, "torch")
     assert pins(["torch>=2"], "torch") == pins(["torch"], "torch") == {""}  # a range is no pin
     assert pins(["torch==2.12.0"], "torch") != ours
     assert pins(["torchvision==1.0"], "torch") == set()
+
+
+def test_the_package_takes_a_users_torch(project):
+    """No pin and no upper end: another version that is there stays."""
+    taken = allowed(project, "torch")
+    assert all(version in taken for version in ("2.11.0", "2.13.0+cpu", "2.14.1", "3.0.0"))
+    assert "2.10.0" not in taken
+
+
+def test_transformers_are_those_that_were_tried(project):
+    taken = allowed(project, "transformers")
+    assert [v in taken for v in ("5.16.1", "5.17.0", "5.24.0", "5.25.0")] == [False, True, True, False]
+
+
+def test_no_page_and_no_file_names_another_pin():
+    """Commands to type and the site's workflow choose the torch of constraints.txt, by its number or by the file."""
+    (version,) = pins(constraints(), "torch")
+    readers = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").rglob("*.yml")]
+    older = {"docs/install.md": {"2.11.0"}}  # a page that says how older ones are tried
+    for path in readers:
+        named = set(re.findall(r"torch==([\d.]+\d)", path.read_text(encoding="utf-8")))
+        assert named <= {version} | older.get(str(path.relative_to(ROOT)), set()), path
+
+
+# --- pip's own opinion of the pin
+
+
+@pytest.fixture
+def reader(tmp_path) -> Path:
+    """An environment with neither pip nor packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
+    return tmp_path / "environment"
+
+
+def pip_says(environment: Path, *, there: str, options: list[str]) -> subprocess.CompletedProcess:
+    """What pip, which reaches no index, makes of the package's torch where a version of it is there."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    information = packages / f"torch-{there}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {there}\n")
+    (information / "INSTALLER").write_text("pip\n")
+    command = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--dry-run"]
+    offline = os.environ | {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT"):
+        offline.pop(name, None)
+    wanted = "torch" + str(allowed(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], "torch"))
+    return subprocess.run([*command, *options, wanted], cwd=ROOT, env=offline, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("there", ["2.13.0", "2.13.0+cpu", "2.13.0+cu126", "2.13.0+rocm6.4"])
+def test_make_keeps_any_build_of_the_pinned_torch(there, reader):
+    done = pip_says(reader, there=there, options=["-c", "constraints.txt"])
+    assert done.returncode == 0, done.stderr
+    assert "Requirement already satisfied" in done.stdout
+    assert there in done.stdout
+
+
+@pytest.mark.parametrize("there", ["2.11.0+cpu", "2.15.0"])
+def test_without_constraints_another_torch_is_kept(there, reader):
+    done = pip_says(reader, there=there, options=[])
+    assert done.returncode == 0, done.stderr
+    assert "Requirement already satisfied" in done.stdout
+
+
+@pytest.mark.parametrize(("there", "options"), [("2.12.0", ["-c", "constraints.txt"]), ("2.10.0", [])])
+def test_pip_would_look_for_another_torch(there, options, reader):
+    """Negative control: not the pinned one, and one that is too old."""
+    done = pip_says(reader, there=there, options=options)
+    assert done.returncode != 0
+    assert re.search(r"Cannot install torch|No matching distribution found for torch", done.stderr)
 
 
 def test_environment_installs_the_extras_that_exist(project, environment):
     names = extras(pip_lines(environment))
     assert names
     assert set(names) <= set(project["optional-dependencies"])
-    assert {"lab", "test"} <= set(names)
+    assert {"lab", "test", "site"} <= set(names)
     assert extras(["-e .[lab, nosuch]"]) == ["lab", "nosuch"]
     assert len(pip_lines(environment)) == 2  # nothing but torch's pin and the package: pyproject.toml is the one list
+
+
+def test_environment_offers_the_small_torch():
+    """As a comment: without its # there is one more line for pip, an index."""
+    text = (ROOT / "environment.yml").read_text(encoding="utf-8")
+    opened = yaml.safe_load(text.replace("# - --extra-index-url", "- --extra-index-url"))
+    closed = yaml.safe_load(text)
+    assert set(pip_lines(opened["dependencies"])) - set(pip_lines(closed["dependencies"])) == {
+        "--extra-index-url https://download.pytorch.org/whl/cpu"
+    }
+
+
+def test_the_site_is_built_with_the_small_torch():
+    """Its machines have no GPU: the CPU build is there, in the environment that make keeps, before make runs."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/site.yml").read_text(encoding="utf-8"))
+    runs = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    (made,) = [i for i, run in enumerate(runs) if run == "python -m venv .venv"]
+    (chosen,) = [
+        i for i, run in enumerate(runs) if run.endswith("torch --index-url https://download.pytorch.org/whl/cpu")
+    ]
+    assert "-c constraints.txt" in runs[chosen]
+    assert made < chosen < runs.index(".ci/run")
 
 
 def test_environment_python_is_allowed(project, environment):
@@ -78,7 +184,7 @@ def test_environment_python_is_allowed(project, environment):
     version = python.removeprefix("python=").lstrip("=")
     assert version in SpecifierSet(project["requires-python"])
     assert "3.10" not in SpecifierSet(project["requires-python"])
-    assert "pip" in environment
+    assert {"pip", f"python={version}"} == {entry for entry in environment if isinstance(entry, str)}
 
 
 def test_makefile_installs_extras_that_exist(project):

@@ -4,6 +4,7 @@ import io
 import re
 import shlex
 import sys
+import textwrap
 from contextlib import redirect_stdout
 
 import fill_readme
@@ -179,6 +180,48 @@ def test_a_readme_without_marks_is_refused():
 def test_the_fastest_method_is_the_one_to_run():
     fastest = lab.speed_ups(lab.recorded("race")).index[0]
     assert f'methods.method("{fastest}")' in BLOCKS["README"][0][0]
+
+
+def test_a_wrapped_line_never_begins_like_a_list_item():
+    """ "HASS + SALF + n-grams" would be a paragraph and a bullet if a line ended before a +."""
+    words, before = "HASS + SALF + n-grams, 3. of - four * five # six > seven | eight, which", []
+    for width in range(1, 40):  # the marks fall on every column
+        text = " ".join(["x" * width, *[words] * 8])
+        lines = fill_readme.wrapped(text).splitlines()
+        assert " ".join(lines) == text
+        assert max(map(len, lines)) <= 120
+        assert [line for line in lines if LIST.match(line) or line[:2] in ("# ", "> ", "| ")] == []
+        before += [line for line in textwrap.fill(text, 120).splitlines() if LIST.match(line)]
+    assert before  # negative control: textwrap alone does it
+
+
+LIST = re.compile(r"(?:[-+*]|\d+[.)]) ")
+
+
+def stray(text: str) -> list[str]:
+    """Lines that begin like list items where a paragraph goes on: behind a line that is neither blank nor of a list."""
+    found, fenced, before, in_list = [], False, "", False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        starts = bool(LIST.match(line))
+        if not before.strip() or before.startswith(("#", "<!--")):
+            in_list = starts
+        if starts and not in_list and not fenced:
+            found.append(line)
+        before = line
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_paragraph_goes_on_with_a_list_mark(name):
+    assert stray(TEXTS[name]) == []
+
+
+def test_a_paragraph_that_goes_on_with_a_list_mark_is_found():
+    assert stray("HASS + SALF\n+ n-grams, is") == ["+ n-grams, is"]
+    assert stray("as many as\n12. Then") == ["12. Then"]
+    assert stray("Two:\n\n- one, which\n  goes on\n- two\n\n```\nx\n- y\n```\n# Head\n* item") == []
 
 
 SPEED = re.compile(r"\d\.\d\d× \[\d\.\d\d,\s\d\.\d\d\]")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fallback import byte_fallback, spelt
 from tiny import TEMPLATE, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
@@ -317,6 +318,49 @@ def test_pieces_are_one_label_per_token_with_visible_spaces(pair):
     specials = pair.pieces(pair.encode("x"))
     assert specials == ["<user>", "x", "<bot>"]
     assert len(pair.pieces(pair.encode("é", chat=False))) == 2  # half a character is still a label
+
+
+def unmarked(pieces: list[str]) -> str:
+    """Pieces joined, their signs for spaces and line ends undone."""
+    return "".join(pieces).replace("␣", " ").replace("⏎", "\n")
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "🙂🏽é" * 70])
+def test_pieces_joined_are_the_text(pair, text):
+    for cut in range(4):  # of a character at the end too
+        ids = pair.encode(text, chat=False)
+        ids = ids[: len(ids) - cut]
+        assert unmarked(pair.pieces(ids)) == pair.decode(ids)
+        assert len(pair.pieces(torch.tensor(ids))) == len(ids)
+
+
+def test_a_character_belongs_to_the_token_that_completes_it(pair):
+    ids = pair.encode("aé 😀", chat=False)
+    assert pair.pieces(ids) == ["a", "", "é", "␣", "", "", "", "😀"]
+    assert pair.pieces(ids[:2]) == ["a", "�"]  # nothing completes it
+    assert pair.pieces([*ids[:2], ids[3], ids[0]]) == ["a", "�", "␣", "a"]  # nor here, and its neighbour is as it was
+
+
+def test_pieces_keep_the_spaces_of_words_that_lose_them_alone():
+    made = models.Pair("x", None, None, byte_fallback())
+    ids = spelt("▁The", "▁cat", "s", "▁sat", ",", "▁", "你", "▁", "▁The", "é", ".")
+    assert made.pieces(ids[1:2]) == ["cat"]  # the first space of a text is none
+    words = ["The", "␣cat", "s", "␣sat", ",", "␣", "", "", "你", "␣", "␣The", "", "é", "."]
+    assert made.pieces(ids) == words
+    many = made.pieces(ids * 30)  # more than are read at once
+    assert many == [*words, *(["␣The", *words[1:]] * 29)]
+
+
+def test_pieces_of_a_long_text_read_no_token_a_growing_number_of_times(pair, monkeypatch):
+    read, decode = [], pair.tokenizer.decode
+    monkeypatch.setattr(pair.tokenizer, "decode", lambda ids: read.append(len(ids)) or decode(ids))
+    work = []
+    for length in (1_000, 4_000):
+        read.clear()
+        pair.pieces(pair.encode("a" * length, chat=False))
+        work.append(sum(read) / length)
+    assert work[1] < 1.1 * work[0]
+    assert len(read) >= 4_000
 
 
 # --- the embedded model

@@ -74,6 +74,32 @@ def test_other_errors_are_not_swallowed():
         show.explorer({"red": ipywidgets.IntSlider()}, lambda red: 1 / red)
 
 
+def test_the_readout_says_that_a_picture_is_being_computed():
+    """While render works, over the words that stood there; afterwards only the new words do, also after an error."""
+    seen = []
+
+    def render(red: int) -> tuple[bytes, str]:
+        if boxes:
+            seen.append(boxes[0].controls.readout.value)
+        if red == 99:
+            raise ZeroDivisionError("broken")
+        return picture(red), f"<i>red is {red}</i>"
+
+    boxes = []
+    boxes.append(show.explorer({"red": ipywidgets.IntSlider(10, 0, 255)}, render))
+    controls = boxes[0].controls
+    assert "computing" not in controls.readout.value
+    controls.red.value = 20
+    assert len(seen) == 1
+    assert "computing …" in seen[0]
+    assert "<i>red is 10</i>" in seen[0]
+    assert controls.readout.value == "<i>red is 20</i>"
+    with pytest.raises(ZeroDivisionError):
+        controls.red.value = 99
+    assert "computing …" in seen[1]
+    assert controls.readout.value == "<i>red is 20</i>"
+
+
 @pytest.mark.parametrize(("row", "rows"), [(1, [1, 1, 1]), (2, [2, 1]), (3, [3])])
 def test_controls_stand_in_rows_over_words_and_picture(row, rows):
     controls = {name: ipywidgets.IntSlider() for name in "abc"}

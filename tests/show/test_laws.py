@@ -1,5 +1,8 @@
 """Explorers of exact laws: the numbers behind them are the known ones, and the picture follows every control."""
 
+import re
+
+import make_stills
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from specnb import show
 from specnb.show import laws
 
 P, Q = (0.3, 0.4, 0.3), (0.6, 0.3, 0.1)
+WEIGHTS = ("p_a", "p_b", "p_c", "q_a", "q_b", "q_c")
 
 
 @pytest.mark.parametrize(
@@ -48,8 +52,17 @@ def test_impossible_weights_are_said_and_leave_the_picture():
     assert "needs some mass" in controls.readout.value
     assert controls.image.value == before
     controls.q_b.value = 0.5
-    assert controls.readout.value == ""
+    assert "needs some mass" not in controls.readout.value
     assert controls.image.value != before
+
+
+@pytest.mark.parametrize("make", [show.law_explorer, show.trial_explorer])
+def test_the_words_say_that_weights_are_normalised(make):
+    controls = make().controls
+    assert "divided by their sum: p = (0.300, 0.400, 0.300) · q = (0.600, 0.300, 0.100)" in controls.readout.value
+    controls.shape.value = "chain of 2"
+    controls.p_a.value, controls.p_b.value, controls.p_c.value = 0.5, 1, 0.5
+    assert "p = (0.250, 0.500, 0.250)" in controls.readout.value  # not the weights 0.5, 1, 0.5
 
 
 # ---- one draw, coin by coin
@@ -66,13 +79,56 @@ def test_a_draw_is_the_verdict_of_its_coins():
     assert np.abs(first - P).max() < 0.1  # the first token follows p
 
 
-def test_the_last_trial_stays_when_there_are_no_more():
+def trials(controls) -> int:
+    """How many trials the shown draw has, by the readout."""
+    return int(re.search(r"trial \d+ of (\d+)", controls.readout.value)[1])
+
+
+def test_trials_of_a_draw_are_as_many_as_its_slider_offers():
+    controls, seen = show.trial_explorer().controls, []
+    for draw in range(12):
+        controls.draw.value = draw
+        assert controls.trial.max == trials(controls)
+        controls.trial.value = 99
+        assert f"trial {controls.trial.max} of {controls.trial.max}" in controls.readout.value
+        assert controls.trial.value == controls.trial.max
+        seen.append(controls.trial.max)
+    assert len(set(seen)) > 2  # negative control: draws differ
+
+
+@pytest.mark.parametrize(
+    ("control", "value"), [("draw", 0), ("shape", "chain of 2"), ("p_a", 1.0)], ids=["draw", "tree", "weights"]
+)
+def test_the_shown_trial_is_never_behind_the_last(control, value):
+    """Whatever makes the trials fewer takes the slider along: its number is the readout's, and so is the picture."""
     controls = show.trial_explorer().controls
-    controls.trial.value = 6
-    last = controls.image.value
-    (step,) = laws.verified(P, Q, controls.shape.value, controls.draw.value).steps
-    controls.trial.value = len(step.verdict.trials)
-    assert controls.image.value == last
+    controls.draw.value = 24
+    controls.trial.value = before = controls.trial.max
+    getattr(controls, control).value = value
+    shown = controls.trial.value
+    assert f"trial {shown} of {controls.trial.max}" in controls.readout.value
+    assert shown <= controls.trial.max < before
+    values = {name: getattr(controls, name).value for name in ("shape", "draw", *WEIGHTS)}
+    assert (controls.image.value, controls.readout.value) == laws.render_trial(trial=shown, **values)
+
+
+def test_stills_of_the_site_name_the_trial_that_their_words_do():
+    box = show.trial_explorer()
+    chosen = make_stills.settings(box, 30)
+    assert {0, box.controls.trial.max} <= {values["trial"] for values in chosen}
+    for values in chosen:
+        _, words = box.answer(**values)
+        assert f"trial {values['trial']} of" in words
+
+
+def test_weights_without_mass_leave_the_trials():
+    controls = show.trial_explorer().controls
+    for name in ("p_a", "p_b"):
+        getattr(controls, name).value = 0
+    before = controls.trial.max
+    controls.p_c.value = 0
+    assert "needs some mass" in controls.readout.value
+    assert controls.trial.max == before
 
 
 # ---- a chain, and how far its draft is from the target
