@@ -20,6 +20,12 @@ def slow(depth, branches, log):
     return cell(depth, branches, log)
 
 
+def endless(depth, branches, log):
+    """Is measured until somebody ends it."""
+    cell(depth, branches, log)
+    time.sleep(600)
+
+
 def fragile(depth, branches, log):
     """Fails at depth 2 until somebody has mended it."""
     if depth == 2 and not Path(f"{log}.mended").exists():

@@ -46,7 +46,7 @@ class Datastore:
     @classmethod
     def of_corpus(cls, folder: Path = files.DATA / "corpus", shards: int = SHARDS) -> "Datastore":
         """What the embedded target wrote for the training of the heads; no evaluation prompt is among it."""
-        entries = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["shards"][:shards]
+        entries = json.loads(files.in_checkout(folder / "manifest.json").read_text(encoding="utf-8"))["shards"][:shards]
         return cls(np.concatenate([np.load(folder / entry["file"])["tokens"] for entry in entries]))
 
     def counts(self, context: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:

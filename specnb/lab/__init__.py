@@ -1,17 +1,18 @@
 """The laboratory: methods by name, one function that times any of them, paired statistics, and what is recorded.
 
-``methods`` has the grammar of names; ``run`` times a method on a prompt or compares its text; ``stats`` pairs and
-gives intervals; ``prices`` and ``replay`` forecast from counts; ``coinless`` compares verifiers; ``metrics`` measures
-acceptance; ``gpu`` is what only a GPU is asked; ``sweep`` records blocks; ``experiments`` is the table of recordings;
-``claims`` judges what the papers say by ``values`` of these, and by what needs no model: ``theorems`` on small cases,
-algorithms ``as_printed``, ``arithmetic`` of the numbers in each ``paper``; ``commands`` run all from the shell.
+``methods`` has the grammar of names, and ``names`` tells mistyped ones at once; ``run`` times a method on a prompt or
+compares its text; ``stats`` pairs and gives intervals; ``prices`` and ``replay`` forecast from counts; ``coinless``
+compares verifiers; ``metrics`` measures acceptance; ``gpu`` is what only a GPU is asked; ``sweep`` records blocks;
+``experiments`` is the table of recordings; ``claims`` judges what the papers say by ``values`` of these, and by what
+needs no model: ``theorems`` on small cases, algorithms ``as_printed``, ``arithmetic`` of the numbers in each ``paper``;
+``commands`` run all from the shell.
 """
 
 from specnb import late
 
 __getattr__, __dir__ = late(
-    __name__, arithmetic="", as_printed="", claims="", coinless="", gpu="", methods="", metrics="", paper="", prices="",
-    replay="", sweep="", theorems="", values="",
+    __name__, arithmetic="", as_printed="", claims="", coinless="", gpu="", methods="", metrics="", names="", paper="",
+    prices="", replay="", sweep="", theorems="", values="",
     experiments="EXPERIMENTS listing record recorded stale", run="greedy_text loaded race texts timed",
     stats="difference interval ratio speed_ups",
 )  # fmt: skip

@@ -11,9 +11,10 @@ A prompt is an id, a set ("own", "gsm100:12") or a domain ("rag:2"). How methods
 """
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 
 from specnb import models
+from specnb.lab import names
 
 
 def number(text: str) -> int:
@@ -32,8 +33,8 @@ def main() -> None:
     where.add_argument("--retry", action="store_true", help="measure again what failed")
     model = ArgumentParser(add_help=False)
     model.add_argument("--pair", default=models.EMBEDDED, help=f"{', '.join(models.PAIRS)}, a hub name or a folder")
-    model.add_argument("--dtype", default="float32", help="bfloat16 is faster where the CPU has kernels for it")
-    model.add_argument("--packed", action="store_true", help="pack the weights for the CPU's kernels: faster")
+    model.add_argument("--dtype", help="float32, bfloat16 or float16; left out: the fastest here, packed if it can be")
+    model.add_argument("--packed", action=BooleanOptionalAction, help="pack the weights for the CPU's kernels, or not")
     model.add_argument("--out", required=True, help="writes OUT.jsonl")
     parts = parser.add_subparsers(dest="what", required=True)
     parts.add_parser("list", help="the table of experiments and its state").set_defaults(what="listing")
@@ -52,23 +53,39 @@ def main() -> None:
     part.add_argument("--texts", action="store_true", help="compare greedy float32 texts instead of speed")
     part = parts.add_parser("price", parents=[where, model], help="cost curves of the target and of heads")
     part.add_argument("heads", nargs="*", metavar="HEAD")
-    part.add_argument("--prefix", type=number, default=300, help="tokens behind which forwards are measured")
+    part.add_argument("--prefix", type=number, help="tokens behind which forwards are measured: 300, if they fit")
     part.add_argument("--repetitions", type=number, default=15)
     part = parts.add_parser("gpu", help="texts, laws, prices and races on a GPU, and a forecast for larger models")
     part.add_argument("--out", default="data/results", help="folder for gpu_*.jsonl")
     part.add_argument("--retry", action="store_true", help="measure again what failed")
     options = parser.parse_args()
-    from specnb.lab import commands  # now: torch and transformers take seconds
-
     try:
-        table = getattr(commands, options.what)(options)
+        failures = done(options)
     except (ValueError, OSError, RuntimeError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt as stop:
+        kept = str(stop) or "nothing was being measured; the same command begins again"
+        print(f"\ninterrupted: {kept}", file=sys.stderr)
+        sys.exit(130)  # as shells report an interrupt
+    if failures:
+        sys.exit("\n".join([*failures, "--retry measures again"]))
+
+
+def done(options: Namespace) -> list[str]:
+    """Do what the command line asks for; in words, what failed. Mistyped methods and heads are told at once."""
+    for name in getattr(options, "methods", ()):
+        names.check(name)
+    for head in getattr(options, "heads", ()):
+        names.check_head(head, head)
+    from specnb.lab import commands  # now: torch and transformers take seconds
+
+    table = getattr(commands, options.what)(options)
     failed = table[table["status"] == "failed"]
-    if len(failed):
-        names = failed.get("method", failed["cell"]).fillna(failed["cell"])
-        lines = dict.fromkeys(f"{n} failed: {e}" for n, e in zip(names, failed["error"], strict=True))
-        sys.exit("\n".join([*lines, "--retry measures again"]))
+    if not len(failed):
+        return []
+    failing = failed.get("method", failed["cell"]).fillna(failed["cell"])
+    reasons = zip(failing, failed["error"], strict=True)
+    return names.unique(f"{name} failed: {error}" for name, error in reasons)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 """What the commands of ``python -m specnb.lab`` do, given their options."""
 
 import argparse
+import json
 import multiprocessing
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
+from huggingface_hub import hf_hub_download
 
-from specnb import models
+from specnb import heads, models
 from specnb.lab import experiments, methods, run, stats
 from specnb.lab.experiments import Experiment
 from specnb.models import prompts, provenance
@@ -28,19 +33,38 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
         with Client(options.scheduler) as client:
             yield client.get_executor()
     elif options.workers > 1:
-        with ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool = ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn"))
+        with deaf():
+            for _ in range(options.workers):
+                pool.submit(os.getpid)  # so that all processes are started now
+        try:
             yield pool
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()  # else the pool would wait for the blocks in flight
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
     else:
         yield None
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Processes started meanwhile do not hear Ctrl-C, which a terminal sends to all: this process ends them."""
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, heard)
 
 
 def checked_prompts(options: argparse.Namespace) -> list[str]:
     """The ids of a race's prompts; ValueError on what makes no sense, before anything is loaded."""
     models.check_name(options.pair)
-    models.dtype(options.dtype)
+    check_kernels(options)
     Warp(options.temperature)
-    if options.packed and not (models.device().type == "cpu" and models.packing.possible(models.dtype(options.dtype))):
-        raise ValueError(f"--packed needs a CPU with kernels for packed weights of {options.dtype}")
     known = {name: methods.method(name) for name in options.methods}
     alone = [name for name, made in known.items() if made.head == "pair"]
     if alone and models.PAIRS.get(options.pair, (None, None))[1] is None:
@@ -54,36 +78,86 @@ def checked_prompts(options: argparse.Namespace) -> list[str]:
     return ids
 
 
+def check_kernels(options: argparse.Namespace) -> None:
+    """ValueError on a dtype that is none, or one that cannot be packed here where that was asked for."""
+    dtype = options.dtype or models.fastest(models.device())[0]
+    kind = models.dtype(dtype)
+    if options.packed and not (models.device().type == "cpu" and models.packing.possible(kind)):
+        raise ValueError(f"--packed needs a CPU with kernels for packed weights of {dtype}")
+
+
+def settled(options: argparse.Namespace) -> dict[str, object]:
+    """dtype and packed, as asked for; what was left open as load_pair() chooses it, the fastest on this machine."""
+    if options.dtype:
+        return {"dtype": options.dtype, "packed": bool(options.packed)}
+    dtype, packed = models.fastest(models.device())
+    if options.packed is not None:
+        packed = options.packed
+    elif packed:
+        packed = not any(quantised(name) for name in models.PAIRS.get(options.pair, (options.pair, None)) if name)
+    how = "packed weights" if packed else "weights as they are"
+    print(f"{options.pair}: {dtype}, {how}: the fastest here (others: --dtype, --packed, --no-packed)", file=sys.stderr)
+    return {"dtype": dtype, "packed": packed}
+
+
+def quantised(name: str) -> bool:
+    """Whether a model's weights are quantised, which cannot be packed: by its configuration, in a folder or the hub."""
+    if name == models.EMBEDDED:
+        return False
+    if Path(name).is_dir():
+        config = Path(name) / "config.json"
+    else:
+        try:
+            config = Path(hf_hub_download(name, "config.json", etag_timeout=10))
+        except OSError:
+            return False  # why it cannot be fetched is told by load_pair
+    return config.exists() and "quantization_config" in json.loads(config.read_text(encoding="utf-8"))
+
+
 def race(options: argparse.Namespace) -> pd.DataFrame:
     """Methods on prompts, timed, or their greedy texts compared; recorded block by block, and shown."""
     ids = checked_prompts(options)
     settings = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
-    if options.texts and (options.dtype, options.temperature, options.packed) != ("float32", 0.0, False):
-        raise ValueError("--texts compares greedy float32 texts: leave out --dtype, --temperature and --packed")
-    if not options.texts:
-        settings |= {"temperature": options.temperature, "repetitions": options.repetitions, "dtype": options.dtype}
-        settings |= {"packed": options.packed, "whole": options.whole}
-    return measured(Experiment("", "texts" if options.texts else "race", prompts=ids, settings=settings), options)
+    if options.texts:
+        if options.dtype not in (None, "float32") or options.temperature != 0 or options.packed:
+            raise ValueError("--texts compares greedy float32 texts: leave out --dtype, --temperature and --packed")
+        return measured(Experiment("", "texts", prompts=ids, settings=settings), options)
+    settings |= {"temperature": options.temperature, "repetitions": options.repetitions, "whole": options.whole}
+    settings |= settled(options)
+    return measured(Experiment("", "race", prompts=ids, settings=settings), options)
 
 
 def measured(wanted: Experiment, options: argparse.Namespace) -> pd.DataFrame:
     """An experiment that stands in no table, recorded in OUT.jsonl and shown."""
     wanted.keys()  # blocks and heads that make no sense are told before anything is loaded
-    if not options.scheduler:  # what cannot be loaded is no failure of a method
-        run.loaded(options.pair, wanted.settings.get("dtype", "float32"), wanted.settings.get("packed", False))
-    file, command = Path(f"{options.out}.jsonl"), provenance.command("specnb.lab")
+    if not options.scheduler:  # what cannot be loaded, or does not fit, is no failure of a method
+        check_pair(wanted)
+    file, command = Path(f"{options.out.removesuffix('.jsonl')}.jsonl"), provenance.command("specnb.lab")
     with executors(options) as executor:
         table = wanted.measure(file, command, executor, options.retry)
     told(wanted, table)
     return table
 
 
+def check_pair(wanted: Experiment) -> None:
+    """Load the pair of an experiment; OSError or ValueError if it cannot be, or what is to be measured does not fit."""
+    settings = wanted.settings
+    packed = settings.get("packed", False)
+    pair = run.loaded(settings["pair"], settings.get("dtype", "float32"), packed)
+    for name in settings.get("methods", ()):
+        run.check_fit(name, pair, packed)
+    for head in settings.get("heads", ()):
+        run.draft_model(head, pair, 0)
+
+
 def told(wanted: Experiment, table: pd.DataFrame) -> None:
     """Print what a recorded table says, by what its blocks measured; a race's first method is its baseline."""
     good, cell, first = table[table["status"] == "ok"], wanted.cell, [*wanted.settings.get("methods", ()), ""][0]
-    if cell == "texts" and len(good):
+    if good.empty:  # the command ends with what failed
+        return
+    if cell == "texts":
         for name, part in good.groupby("method", sort=False):
-            equal, same = part["equal"].sum(), part["same"].sum()
+            equal, same = part["equal"].astype(bool).sum(), part["same"].astype(bool).sum()
             print(f"{name}: {same} of {len(part)} texts are those of generate, {same - equal} but for a near tie")
     elif cell == "race" and (good["method"] == first).any():
         found = stats.speed_ups(table, first)
@@ -102,7 +176,14 @@ def told(wanted: Experiment, table: pd.DataFrame) -> None:
 
 def price(options: argparse.Namespace) -> pd.DataFrame:
     """Cost curves of the target's forwards and of heads', behind a prefix; recorded and shown."""
-    settings = {name: getattr(options, name) for name in ("heads", "prefix", "pair", "dtype", "packed", "repetitions")}
+    models.check_name(options.pair)
+    check_kernels(options)
+    heads.hashes(set(options.heads) - {"pair"})  # ValueError on one that is not there
+    settings = {"heads": options.heads, "pair": options.pair, "repetitions": options.repetitions, **settled(options)}
+    settings["prefix"] = options.prefix or run.PREFIX
+    if not options.scheduler:
+        pair = run.loaded(options.pair, settings["dtype"], settings["packed"])
+        settings["prefix"] = run.measured_behind(pair, options.prefix)
     return measured(Experiment("", "curves", settings=settings), options)
 
 

@@ -12,11 +12,12 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from specnb import heads, verifiers
+from specnb import heads, models, verifiers
 from specnb.decode import decode
 from specnb.drafters import SelfDrafter
 from specnb.lab import coinless, gpu, metrics, prices, replay, run, sweep
@@ -43,6 +44,27 @@ def alike_block(prompt: str, methods: Sequence[str], length: int) -> list[dict[s
         tail = drafter.levels if isinstance(drafter, SelfDrafter) else None
         rows.append({"method": name, **metrics.alike(out.steps[drafter.reach :], tail)})
     return rows
+
+
+# ---- what was measured ------------------------------------------------------------------------------------------
+
+MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".gguf", ".py")
+
+
+def folder_hash(folder: Path) -> str:
+    """A hash of the files in a folder that make a model and its tokenizer, so that a changed model is another one."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in MODEL_FILES:
+            facts = path.stat()
+            digest.update(f"{path.name} {_file_hash(path, facts.st_size, facts.st_mtime_ns)}\n".encode())
+    return digest.hexdigest()
+
+
+@cache
+def _file_hash(path: Path, size: int, changed: int) -> str:
+    """A file's SHA-256, taken once while its size and its time of change stay."""
+    return files.sha256(path)
 
 
 # ---- the table --------------------------------------------------------------------------------------------------
@@ -81,10 +103,15 @@ class Experiment:
         return sweep.keys(self.cell, CELLS[self.cell][0], self.blocks(), self.heads())
 
     def heads(self) -> dict[str, str]:
-        """Hashes of the trained heads that its blocks use: those behind methods by name, and heads by name."""
+        """Hashes of the trained heads that its blocks use, those behind methods by name and heads by name, and of a
+        target that is loaded from a folder."""
         used = {prices.head_of(name) for name in self.settings.get("methods", ())}
         used |= {*self.settings.get("heads", ()), *self.over.get("head", ())}
-        return heads.hashes({name.partition("@")[0] for name in used - {None}} - {"pair"})
+        found = heads.hashes({name.partition("@")[0] for name in used - {None}} - {"pair"})
+        folder = Path(self.settings.get("pair", models.EMBEDDED))
+        if str(folder) not in models.PAIRS and folder.is_dir():
+            found[f"target {folder}"] = folder_hash(folder)
+        return found
 
     def measure(self, file: Path, command: str, executor: Executor | None = None, retry: bool = False) -> pd.DataFrame:
         """Measure the blocks that the file lacks; the table of all of them, see ``sweep.run``."""
@@ -93,7 +120,7 @@ class Experiment:
         return sweep.run(self.cell, CELLS[self.cell][0], self.blocks(), file, **options)
 
 
-TABLE = tomllib.loads((files.DATA / "experiments.toml").read_text("utf-8"))
+TABLE = tomllib.loads(files.in_checkout(files.DATA / "experiments.toml").read_text("utf-8"))
 EXPERIMENTS = {name: Experiment(name, **row) for name, row in TABLE.items()}
 
 

@@ -12,14 +12,13 @@ from specnb import heads, models
 from specnb.decode import decode
 from specnb.drafters import CausalLMDraft
 from specnb.lab import methods, prices
-from specnb.lab.run import ALONE, built, curves, loaded, recorded_as_asked
+from specnb.lab.run import ALONE, PREFIX, built, curves, loaded, recorded_as_asked
 from specnb.models import Graphs, prompts
 from specnb.sampling import Warp
 from specnb.target import Target
 
 COOLER = 0.7  # by this the control's temperature is too low
 ROWS = 8192  # of a head's output matrix, as many as the trained heads have
-PREFIX = 300  # tokens behind which forwards are measured
 
 
 def law_block(

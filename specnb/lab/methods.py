@@ -29,6 +29,8 @@ from specnb import drafters, growth, heads, models, verifiers
 from specnb.decode import Drafter, PlainDrafter, Verifier
 from specnb.drafters import AutoDrafter, DraftModel, MergedDrafter, TreeDrafter
 from specnb.exact import gallery
+from specnb.lab import names
+from specnb.lab.names import AUTO, FORWARDS, LOOKUP, PATTERN, THEIRS
 from specnb.models import Window, prompts
 from specnb.tree import Drawn
 
@@ -52,9 +54,6 @@ NAMED = {
     "medusa_63": growth.MEDUSA_63,
 }  # rules whose name says it all
 WINDOWS = {"streaming 1024": Window(4, 1020), "streaming 256": Window(4, 252)}  # with linear drafts
-AUTO = "hass:auto + retrieval store=own"
-THEIRS = ("generate", "generate as shipped", "prompt lookup", "assistant")
-LOOKUP = re.compile(r"prompt lookup(?: (?P<prompt_lookup_num_tokens>[1-9]\d*) (?P<max_matching_ngram_size>[1-9]\d*))?")
 TUNED = {"prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 2}  # by the experiment lookup; 5 3 does as well
 DRAFTERS = {
     "undrafted": PlainDrafter,
@@ -65,9 +64,7 @@ DRAFTERS = {
     "retrieval": drafters.RetrievalDrafter,
 }
 MERGEABLE = ("ngram", "retrieval")  # looked up, not computed: paths without auxiliary nodes
-FORWARDS = ("in graphs", "invariant")  # how those of our methods are run
 LOSSY = {"as printed": gallery.ptd_as_printed, "as coded": gallery.ptd_as_coded}  # controls: the law is not kept
-PATTERN = re.compile(r"(?P<head>[\w./@-]+):(?P<rule>.+?)(?: (?P<drawn>point|iid|swor)(?: (?P<verifier>\w+))?)?")
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,7 @@ class Method:
 
 def method(name: str) -> Method:
     """A method by its full name; ValueError on names and settings without sense, before anything is loaded."""
-    if not all(part.split() for part in name.split(" + ")):
-        raise ValueError(f"a method has no name: {name!r}")
+    names.check(name, _tables())
     for how in (*FORWARDS, *LOSSY):
         if name.endswith(f" {how}"):
             return _run_as(method(name.removesuffix(f" {how}")), how)
@@ -109,6 +105,11 @@ def method(name: str) -> Method:
         named(name, None)  # raises if its settings have no sense
         return Method(name, alone=name)
     return _with_a_draft(name)
+
+
+def _tables() -> names.Tables:
+    """The names that methods are made of, as they are now."""
+    return {table: globals()[table] for table in names.TABLES}
 
 
 def _run_as(plain: Method, how: str) -> Method:
@@ -131,30 +132,15 @@ def _with_a_draft(name: str) -> Method:
     """HEAD:RULE, how its children come about and who verifies them, and what is merged into its tree."""
     own, _, merged = (AUTO if name == "auto" else name).partition(" + ")
     parts = PATTERN.fullmatch(own)
-    if not parts:
-        alone = ", ".join((*THEIRS, "n-gram tree", *DRAFTERS))
-        rules = ", ".join((*GROWTH, *NAMED, *WINDOWS))
-        raise ValueError(f"unknown method {name!r}: known are {alone}, and HEAD:RULE with RULE of {rules}")
     head = parts["head"]
-    _check_head(name, head)
     verifier = parts["verifier"] or "by_draw"
     if verifier not in verifiers.BY_NAME:
-        raise ValueError(f"{name!r}: unknown verifier {verifier!r}: known are {', '.join(verifiers.BY_NAME)}")
+        raise ValueError(f"{name!r}: unknown verifier {verifier!r}: {names.told(verifier, verifiers.BY_NAME)}")
     drawn = Drawn[(parts["drawn"] or "point").upper()]
     window = WINDOWS.get(parts["rule"])
     shape = "linear" if window else parts["rule"]
     _check_tree(name, shape, drawn, merged)
     return Method(name, None, head, shape, drawn, verifiers.BY_NAME[verifier], merged=merged or None, window=window)
-
-
-def _check_head(name: str, head: str) -> None:
-    """ValueError unless the head is there, and its temperature, behind an @, is a number above 0."""
-    bare, at, temperature = head.partition("@")
-    if at and not (re.fullmatch(r"\d*\.?\d+", temperature) and float(temperature)):
-        raise ValueError(f"{name!r}: a head's temperature is a number above 0, got {temperature!r}")
-    trained = sorted(path.stem for path in heads.FOLDER.glob("*.safetensors"))
-    if bare not in ("pair", *trained) and not heads.path(bare).with_suffix(".safetensors").exists():
-        raise ValueError(f"{name!r}: there is no trained head {head!r}: known are pair, {', '.join(trained)}")
 
 
 def _check_tree(name: str, shape: str, drawn: Drawn, merged: str) -> None:
@@ -208,9 +194,8 @@ def rule(name: str) -> growth.Growth:
     """A growth rule: one of NAMED, or of GROWTH with its first settings: "pct 0.07,5,10"."""
     if name in NAMED:
         return NAMED[name]
+    names.check_rule(name, _tables())
     kind, _, numbers = name.partition(" ")
-    if kind not in GROWTH:
-        raise ValueError(f"unknown growth rule {name!r}: those with settings are {', '.join(GROWTH)}")
     try:
         return GROWTH[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
     except (ValueError, TypeError) as error:
@@ -218,10 +203,15 @@ def rule(name: str) -> growth.Growth:
         raise ValueError(f"{name!r}: {kind} takes numbers with commas between: {settings} ({error})") from error
 
 
-def rules(names: Sequence[str]) -> dict[str, growth.Growth]:
+def rules(spellings: Sequence[str]) -> dict[str, growth.Growth]:
     """Growth rules by name, "chain {1 6}" being short for "chain 1" and "chain 6"."""
-    parts = [[part.split() if i % 2 else [part] for i, part in enumerate(re.split(r"[{}]", name))] for name in names]
-    return {spelt: rule(spelt) for choices in parts for spelt in map("".join, product(*choices))}
+    found = {}
+    for spelling in spellings:
+        parts = re.split(r"[{}]", spelling)  # every second one stood in braces
+        choices = [part.split() if place % 2 else [part] for place, part in enumerate(parts)]
+        for chosen in product(*choices):
+            found["".join(chosen)] = rule("".join(chosen))
+    return found
 
 
 def named(name: str, pair: models.Pair | None) -> Drafter:
@@ -231,7 +221,7 @@ def named(name: str, pair: models.Pair | None) -> Drafter:
     """
     kind, *words = name.split()
     if kind not in DRAFTERS:
-        raise ValueError(f"unknown drafter {kind!r}: known are {', '.join(DRAFTERS)}")
+        raise ValueError(f"unknown drafter {kind!r}: {names.told(kind, DRAFTERS)}")
     known = signature(DRAFTERS[kind]).parameters
     settings: dict[str, object] = {}
     for word in words:

@@ -1,7 +1,8 @@
 """What was accepted: the field's measures, from the steps of one or several generations.
 
 draft tokens are proposed, accepted ones elected; every step commits accepted + 1. Names as in vLLM's metrics.
-Steps whose draft was empty count as steps; auxiliary nodes are not draft tokens.
+Steps whose draft was empty count as steps; auxiliary nodes are not draft tokens. What a step elects behind the end of
+the text is neither accepted nor committed: the last step of a text may commit less than its verdict says.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +14,14 @@ from specnb.decode import Step
 from specnb.tree import Draft
 
 
+def committed(steps: Sequence[Step]) -> np.ndarray:
+    """(steps,) number of tokens that a step adds to the text: accepted ones and the next, cut where the text ends."""
+    return np.array([len(step.tokens) for step in steps])
+
+
 def accepted(steps: Sequence[Step]) -> np.ndarray:
-    """(steps,) number of accepted draft tokens per step."""
-    return np.array([len(step.verdict.path) for step in steps])
+    """(steps,) number of accepted draft tokens per step that are part of the text."""
+    return np.array([min(len(step.verdict.path), len(step.tokens)) for step in steps])
 
 
 def drafted(steps: Sequence[Step]) -> np.ndarray:
@@ -24,8 +30,11 @@ def drafted(steps: Sequence[Step]) -> np.ndarray:
 
 
 def tau(steps: Sequence[Step]) -> float:
-    """Mean acceptance length τ = 1 + accepted / steps: tokens per target call, bonus included."""
-    return 1 + accepted(steps).mean()
+    """Mean acceptance length τ: tokens per target call, bonus included.
+
+    That is 1 + accepted / steps, unless a text ends within the accepted tokens and so without a bonus.
+    """
+    return float(committed(steps).mean())
 
 
 def acceptance_rate(steps: Sequence[Step]) -> float:

@@ -20,7 +20,7 @@ def load(paper: str | None = None) -> pd.DataFrame:
     """
     if paper is not None and paper not in PAPERS:
         raise ValueError(f"unknown paper {paper!r}: known are {', '.join(PAPERS)}")
-    paths = [files.DATA / "paper" / f"{name}.csv" for name in ([paper] if paper else PAPERS)]
+    paths = [files.in_checkout(files.DATA / "paper" / f"{name}.csv") for name in ([paper] if paper else PAPERS)]
     raw = pd.concat([pd.read_csv(path, dtype=str, keep_default_na=False) for path in paths], ignore_index=True)
     printed = [v + (f" ± {e}" if e else "") for v, e in zip(raw.value, raw.error, strict=True)]
     number = {name: [float(t.replace(",", "") or "nan") for t in raw[name]] for name in ("value", "error")}

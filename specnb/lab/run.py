@@ -6,13 +6,14 @@
 
 import hashlib
 import random
+import shlex
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import cache, partial, wraps
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ from specnb.exact.gallery import Unpositioned
 from specnb.lab import methods
 from specnb.models import Graphs, Invariant, files, generate, prompts
 from specnb.models.graphs import SIZES
-from specnb.target import Target
+from specnb.target import Target, context_length
 from specnb.tree import TokenTree
 
 PHASES = ("draft", "target", "verify", "commit")
@@ -39,6 +40,7 @@ ROW = (
     "method", "repetition", "order", "status", "error", "seconds", "tokens", "steps", "nodes", "auxiliary", "hits",
     "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "text", "ids",
 )  # fmt: skip
+PREFIX = 300  # tokens behind which forwards are measured
 NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
 ALONE = threading.Lock()  # drafts have a state and seconds are measured: one run at a time in a process
 
@@ -80,6 +82,25 @@ draft_model = cache(methods.draft_model)  # once per process
 _graphs = cache(lambda pair, capacity: Graphs(pair.target, capacity=capacity))
 
 
+def check_fit(name: str, pair: models.Pair, packed: bool = False) -> None:
+    """ValueError, before anything is measured, if what a method drafts with does not belong to this pair."""
+    made = methods.method(name)
+    try:
+        if made.name == "assistant":
+            assistant(pair, packed)
+        if made.head:
+            draft_model(made.head, pair, 0)
+        for drafter in filter(None, (made.alone, made.merged)):
+            methods.named(drafter, pair)
+    except ValueError as error:
+        bare = (made.head or "vdm").partition("@")[0]
+        reason = str(error).replace("NAME --pair FOLDER_OR_NAME", f"{bare} --pair {shlex.quote(pair.name)}")
+        free = "'ngram', 'retrieval' and 'prompt lookup'"
+        if pair.draft is not None:
+            free = f"'pair:auto + retrieval', {free}"
+        raise ValueError(f"{name!r} does not fit {pair.name}: {reason}. Without a trained head race {free}") from error
+
+
 def built(made: methods.Method, pair: models.Pair, tokens: int) -> tuple[Drafter, DraftModel | None, Graphs | None]:
     """A method's drafter, its draft model and the target's special forwards, for texts of up to so many tokens."""
     capacity = 256 * -(-(tokens + max(SIZES)) // 256) if made.forwards == "in graphs" else 0
@@ -103,14 +124,16 @@ def curves(model, drafts, prefix: int, repetitions: int, sizes: Sequence[int], g
     which warms up, does not count. Rows: model ("target" or the draft's name), nodes, and seconds as quartile, median
     and third quartile.
     """
-    tokens = torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0)).tolist()
     layers, rows = sorted({layer for draft in drafts.values() for layer in draft.hidden_layers}), []
     recorded = Graphs(model, capacity=prefix + 2 * max(sizes)) if graphs else None
     target = Target(model, hidden_layers=layers, graphs=recorded)
+    tokens = torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0))
+    tokens = (tokens % target.vocabulary).tolist()  # any ids do: a forward costs the same
     for turn in range(repetitions + 1):
         hidden = target.prefill(tokens[:-1])
         for n in sizes:
-            tree = TokenTree([tokens[-1], *range(1000, 1000 + n)], [-1] + [0] * n)
+            below = torch.arange(1000, 1000 + n) % target.vocabulary
+            tree = TokenTree([tokens[-1], *below.tolist()], [-1] + [0] * n)
             for name, draft in drafts.items():
                 draft.begin(tokens, hidden)
                 draft.expand(tree, [0])
@@ -127,14 +150,30 @@ def curves(model, drafts, prefix: int, repetitions: int, sizes: Sequence[int], g
     return spread.set_axis(["quartile", "median", "third quartile"], axis=1).reset_index().to_dict("records")
 
 
+def measured_behind(pair: models.Pair, wanted: int | None = None) -> int:
+    """The tokens behind which a pair's forwards are measured: as many as wanted, else PREFIX or what its contexts hold.
+
+    ValueError if the contexts have no room for those that are wanted and one more.
+    """
+    contexts = [context_length(model) for model in (pair.target, pair.draft) if model is not None]
+    room = min(contexts) - 1
+    if wanted is None:
+        return min(PREFIX, room)
+    if wanted > room:
+        raise ValueError(f"{pair.name} has a context of {room + 1}: measure behind {room} tokens at most, got {wanted}")
+    return wanted
+
+
 @cache
 def machine(pair: models.Pair, head: str, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """What auto is told: seconds of a target forward over 1 to 32 nodes, and of a draft forward over 1 to 8.
 
-    Ten sizes are measured, five times each, behind 300 tokens, or as many as leave room in recorded forwards for texts
-    of so many tokens; more nodes cost no less than fewer, whatever a clock says.
+    Ten sizes are measured, five times each, behind 300 tokens, or as many as the contexts have room for, and recorded
+    forwards for texts of so many tokens; more nodes cost no less than fewer, whatever a clock says.
     """
-    sizes, prefix = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), min(300, capacity - 80) if capacity else 300
+    sizes, prefix = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), measured_behind(pair)
+    if capacity:
+        prefix = min(prefix, capacity - 80)
     drafts = {head: draft_model(head, pair, capacity)}
     found = pd.DataFrame(curves(pair.target, drafts, prefix, 5, sizes, bool(capacity)))
     median = found.set_index(["model", "nodes"])["median"]
@@ -216,8 +255,11 @@ def _theirs(made, ids, pair, temperature, length, seed, whole, packed) -> tuple:
     options = dict(made.options)
     if temperature:
         options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    drafting = assistant(pair, packed) if made.name == "assistant" else None
-    options |= {"assistant_model": drafting} if drafting else {}
+    drafting = None
+    if made.name == "assistant":
+        drafting = copy(assistant(pair, packed))  # the same weights; generate may keep in it what it learnt from a text
+        drafting.generation_config = deepcopy(drafting.generation_config)
+        options["assistant_model"] = drafting
     torch.manual_seed(seed)
     with _calls(pair.target, "forward", _fed) as target, _calls(drafting, "forward", _fed) as draft:
         began = now()

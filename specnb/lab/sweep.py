@@ -15,7 +15,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, as_completed
 from itertools import product
 from pathlib import Path
@@ -29,6 +29,8 @@ from specnb.models import files, provenance
 
 Block = Mapping[str, object]
 WHERE = "processor", "device", "torch"  # a recording of two of these mixes seconds that do not compare
+FIELDS = ("key", "cell", "block", "heads", "plan", "rows", "error", "date", "command", *WHERE)  # of every line
+BEGINNING = b'{"key": '  # of every line
 
 
 def grid(**axes: Iterable) -> list[dict]:
@@ -56,45 +58,71 @@ def run(
     cell: the name under which measure is recorded, whatever the function is called. measure(**block) returns one row
     or several. heads: hash by name of what was used; a block counts as recorded only under the same hashes. plan: a
     hash of what will judge it, kept with it. A block that raises is recorded with its error and left alone by later
-    runs unless retry. Raises ValueError, before any work, on bad blocks or a file in use; RuntimeError if a pool
-    breaks (what was recorded stays, run again).
+    runs unless retry. Raises ValueError, before any work, on bad blocks, a file in use or a file that is no recording;
+    RuntimeError if a pool breaks (what was recorded stays, run again). A KeyboardInterrupt says what is recorded.
     """
     known = keys(cell, measure, blocks, heads or {})
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
+    said = {"cell": cell, "command": command, "heads": heads or {}, "plan": plan}
     try:
         with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
-            if file.exists():  # a kill may have left a torn last line
-                os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
-            done = _latest(file)
-            here = ", ".join(map(provenance.facts(command).get, WHERE))
-            if others := {", ".join(map(line.get, WHERE)) for line in done.values()} - {here}:
-                print(f"{file.name} has blocks of {'; '.join(sorted(others))}; this is {here}", file=sys.stderr)
-            bad = {k for k, line in done.items() if line["error"] or "failed" in line["rows"].get("status", [])}
-            left = {k: b for k, b in known.items() if k not in done or (retry and k in bad)}
-            bar = {"total": len(known), "initial": len(known) - len(left), "unit": "block", "disable": files.QUIET}
-            with tqdm(desc=file.stem, **bar) as progress:
-                for key, outcome in _outcomes(measure, left, executor):
-                    facts = provenance.facts(command) | outcome.pop("where", {})
-                    said = {"heads": heads or {}, "plan": plan}
-                    line = {"key": key, "cell": cell, "block": left[key], **said, **facts, **outcome}
-                    _append(file, line)
-                    progress.update()
+            _measure_missing(measure, known, file, said, executor, retry)
     except Timeout as error:
         raise ValueError(f"{file} is being written by another run") from error
-    table = load(file)
-    if missing := len(known) - table[table["key"].isin(known)]["key"].nunique():
+    except KeyboardInterrupt as stop:
+        count = len(known.keys() & _latest(file).keys())
+        kept = f"{count} of {len(known)} blocks recorded in {file}; the same command goes on"
+        raise KeyboardInterrupt(kept) from stop
+    table = load(file, known)
+    if missing := len(known) - table["key"].nunique():
         raise RuntimeError(f"{file} lacks {missing} of {len(known)} blocks after the run: was it changed meanwhile?")
-    return table[table["key"].isin(known)].reset_index(drop=True)
+    return table
 
 
-def load(file: str | Path) -> pd.DataFrame:
+def _measure_missing(
+    measure: Callable, known: Mapping[str, Block], file: Path, said: Mapping, executor: Executor | None, retry: bool
+) -> None:
+    """Measure the blocks that a file lacks, and write each as it ends. said: what every line says besides."""
+    done = _latest(file)
+    _drop_torn_line(file)
+    here = ", ".join(map(provenance.facts("").get, WHERE))
+    others = {", ".join(map(line.get, WHERE)) for line in done.values()} - {here}
+    if others:
+        print(f"{file.name} has blocks of {'; '.join(sorted(others))}; this is {here}", file=sys.stderr)
+    bad = {key for key, line in done.items() if line["error"] or "failed" in line["rows"].get("status", [])}
+    left = {key: block for key, block in known.items() if key not in done or (retry and key in bad)}
+    bar = {"total": len(known), "initial": len(known) - len(left), "unit": "block", "disable": files.QUIET}
+    with tqdm(desc=file.stem, **bar) as progress:
+        for key, outcome in _outcomes(measure, left, executor):
+            facts = provenance.facts(said["command"]) | outcome.pop("where", {})
+            begin = {"key": key, "cell": said["cell"], "block": left[key], "heads": said["heads"], "plan": said["plan"]}
+            _append(file, {**begin, **facts, **outcome})
+            progress.update()
+
+
+def _drop_torn_line(file: Path) -> None:
+    """Cut off the torn last line that a kill may have left; ValueError, and no cut, if that is no block's beginning."""
+    if not file.exists():
+        return
+    data = file.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    torn = data[whole:]
+    if torn[: len(BEGINNING)] != BEGINNING[: len(torn)]:
+        number = data.count(b"\n") + 1
+        raise ValueError(f"{file}, line {number} is no recorded block: record into another file (--out)")
+    os.truncate(file, whole)
+
+
+def load(file: str | Path, only: Collection[str] | None = None) -> pd.DataFrame:
     """The recorded rows: settings of the block, then the row, status ("ok" or "failed"), error and provenance.
 
-    The last record of a block counts. A torn last line is left out.
+    The last record of a block counts. A torn last line is left out. only: the keys of the blocks that are wanted.
     """
     records = []
-    for line in _latest(Path(file)).values():
+    for key, line in _latest(Path(file)).items():
+        if only is not None and key not in only:
+            continue
         rows = line["rows"] or {"status": ["failed"]}
         fixed = {k: v for k, v in line["block"].items() if k not in rows and not isinstance(v, list | dict)}
         fixed |= {"heads": json.dumps(line["heads"], sort_keys=True), "status": "ok", "error": line["error"]}
@@ -135,12 +163,30 @@ def _latest(file: Path) -> dict[str, dict]:
     complete = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     for number, text in enumerate(complete, start=1):
         try:
-            line = {"plan": ""} | json.loads(text)
+            line = _line(text)
         except ValueError as error:
             raise ValueError(f"{file}, line {number} is no recorded block: {error}") from error
         if line["key"] not in found or (line["rows"] and {*line["rows"].get("status", ["ok"])} != {"failed"}):
             found[line["key"]] = line
     return found
+
+
+def _line(text: bytes) -> dict:
+    """A line of a recording; ValueError if it has another shape."""
+    line = json.loads(text)
+    if not isinstance(line, dict):
+        raise ValueError(f"it is a {type(line).__name__}, no JSON object")
+    line = {"plan": ""} | line
+    lacking = [name for name in FIELDS if name not in line]
+    if lacking:
+        raise ValueError(f"it lacks {', '.join(map(repr, lacking))}")
+    for name in ("block", "heads", "rows"):
+        if not isinstance(line[name], dict):
+            raise ValueError(f"{name!r} is a {type(line[name]).__name__}, no JSON object")
+    columns = line["rows"].values()
+    if not all(isinstance(column, list) for column in columns) or len({len(column) for column in columns}) > 1:
+        raise ValueError("the columns in 'rows' are no lists of one length")
+    return line
 
 
 def _append(file: Path, line: dict) -> None:

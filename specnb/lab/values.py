@@ -28,7 +28,8 @@ def values(experiment: str) -> pd.DataFrame:
     accuracy over ranks 2 to 5).
     """
     if experiment == "heads":
-        return _heads(pd.read_csv(files.DATA / "results" / "heads_by_prompt.csv").query("set != 'tuning'"))
+        table = pd.read_csv(files.in_checkout(files.DATA / "results" / "heads_by_prompt.csv"))
+        return _heads(table.query("set != 'tuning'"))
     table, wanted = experiments.recorded(experiment), experiments.EXPERIMENTS[experiment]
     table = table[table["status"] == "ok"]
     if wanted.cell == "rules":

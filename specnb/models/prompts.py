@@ -14,7 +14,8 @@ DOMAINS = ("conversation", "translation", "summarisation", "question_answering",
 
 def own() -> pd.DataFrame:
     """Sixty prompts written for specnb, ten in each of six domains."""
-    return pd.read_json(files.DATA / "prompts" / "own.jsonl", lines=True)[["task", "id", "text"]]
+    path = files.in_checkout(files.DATA / "prompts" / "own.jsonl")
+    return pd.read_json(path, lines=True)[["task", "id", "text"]]
 
 
 def humaneval() -> pd.DataFrame:

@@ -19,7 +19,7 @@ from specnb.lab import claims, paper
 from specnb.models import files
 from specnb.show.look import INK
 
-FIGURES = tomllib.loads((files.DATA / "figures.toml").read_text("utf-8"))
+FIGURES = tomllib.loads(files.in_checkout(files.DATA / "figures.toml").read_text("utf-8"))
 
 
 def paper_figure(name: str, item: str) -> Figure:

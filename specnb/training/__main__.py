@@ -8,6 +8,7 @@ python -m specnb.training report             agreement, τ and calibration of tr
 With --pair MODEL, a name on the hub or a folder, all of it lies in ./drafts_of_MODEL instead of data/.
 """
 
+import sys
 from argparse import ArgumentParser, Namespace
 from argparse import RawDescriptionHelpFormatter as RawFormatter
 from pathlib import Path
@@ -28,7 +29,8 @@ def main() -> None:
     text.add_argument("--rows", type=int, default=192, help="dialogues written side by side")
     text.add_argument("--seed", type=int, default=0)
     text.add_argument("--guided", action="store_true", help="questions about code, sums and texts: given first words")
-    commands.add_parser("held-out", parents=[number], help="greedy answers to the held-out prompts")
+    held = commands.add_parser("held-out", parents=[number], help="greedy answers to the held-out prompts; resumes")
+    held.add_argument("--prompts", nargs="+", default=(), help="only these, for example own:6 humaneval:8")
     train = commands.add_parser("train", parents=[number], help="train heads; resumes")
     train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: data/heads.toml")
     train.add_argument("--out", type=Path, help="folder for weights, card and learning curve")
@@ -41,6 +43,10 @@ def main() -> None:
         run(options)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt as stop:
+        kept = str(stop) or "what is written stays; the same command goes on"
+        print(f"\ninterrupted: {kept}", file=sys.stderr)
+        sys.exit(130)  # as shells report an interrupt
 
 
 def run(options: Namespace) -> None:
@@ -49,34 +55,58 @@ def run(options: Namespace) -> None:
 
     from specnb.heads.modules import final_norm
     from specnb.models import files, provenance
-    from specnb.training import corpus, openings, recipes, runs, writing
+    from specnb.training import evaluation, recipes, runs
 
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans again for every length, at many times a step's cost
-    wanted = {name: recipes.named(name) for name in getattr(options, "names", ())}
+    for name in getattr(options, "names", ()):
+        recipes.named(name)  # ValueError on one that is none, before anything is loaded
+    if getattr(options, "prompts", ()):
+        evaluation.among(evaluation.held_out_prompts(), options.prompts)
     command = provenance.command("specnb.training")
     pair = models.load_pair(options.pair, dtype=options.dtype)
     if options.what in ("corpus", "train"):
         final_norm(pair.target)  # ValueError on a target that no head can be trained for, before hours are spent
     home = files.DATA if pair.name == models.EMBEDDED else Path(f"drafts_of_{Path(pair.name).resolve().name}")
-    free, guided, text, drafts = (home / part for part in ("corpus", "corpus/guided", "corpus/held_out.npz", "drafts"))
+    text, drafts = home / "corpus/held_out.npz", home / "drafts"
     if options.what == "corpus":
-        if pair.target.config._attn_implementation == "sdpa":  # others add terms to scores that it does not know
-            pair.target.set_attn_implementation("specnb_grouped")
-        folder, begun = (guided, openings.openings()) if options.guided else (free, ())
-        longer = {"question_temperature": 0.8, "longest_question": 160} if options.guided else {}
-        terms = {"settings": writing.Settings(rows=options.rows, **longer), "seed": options.seed, "openings": begun}
-        corpus.write(pair, options.tokens, command=command, folder=folder, **terms)
+        write_corpus(options, pair, home, command)
     elif options.what == "held-out":
-        runs.write_held_out(pair, command, text)
+        runs.write_held_out(pair, command, text, options.prompts)
     elif options.what == "train":
-        folders, out = [free, guided] if guided.exists() else [free], options.out or drafts
-        dialogues, ids = corpus.load(*folders), runs.vocabulary(folders, options.vocabulary)
-        for name in wanted:
-            alike = (recipe for recipe in wanted.values() if recipe.tokens == wanted[name].tokens)
-            layers = set().union(*(recipe.layers(pair.target) for recipe in alike))  # one pass of the target for all
-            runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out, layers=layers)
+        train(options, pair, home, command)
     else:
         runs.report(pair, command, folder=options.heads or drafts, out=options.out or home / "results", text=text)
+
+
+def write_corpus(options: Namespace, pair: "models.Pair", home: Path, command: str) -> None:
+    """Let the target write dialogues, free ones or on given subjects."""
+    from specnb.training import corpus, openings, writing
+
+    if pair.target.config._attn_implementation == "sdpa":  # others add terms to scores that it does not know
+        pair.target.set_attn_implementation("specnb_grouped")
+    folder, begun, longer = home / "corpus", (), {}
+    if options.guided:
+        folder, begun = home / "corpus/guided", openings.openings()
+        longer = {"question_temperature": 0.8, "longest_question": 160}
+    settings = writing.Settings(rows=options.rows, **longer)
+    terms = {"settings": settings, "seed": options.seed, "openings": begun}
+    corpus.write(pair, options.tokens, command=command, folder=folder, **terms)
+
+
+def train(options: Namespace, pair: "models.Pair", home: Path, command: str) -> None:
+    """Train heads by name on all text of the target, each with the states that the others need, too."""
+    from specnb.training import corpus, recipes, runs
+
+    free, guided = home / "corpus", home / "corpus/guided"
+    folders = [free, guided] if guided.exists() else [free]
+    dialogues = corpus.load(*folders, pair=pair.name)
+    ids = runs.vocabulary(folders, options.vocabulary, pair.name)
+    wanted = {name: recipes.named(name) for name in options.names}
+    for name, recipe in wanted.items():
+        alike = [other for other in wanted.values() if other.tokens == recipe.tokens]
+        layers = set().union(*(other.layers(pair.target) for other in alike))  # one pass of the target for all
+        out = options.out or home / "drafts"
+        runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out, layers=layers)
 
 
 if __name__ == "__main__":

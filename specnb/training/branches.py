@@ -14,6 +14,7 @@ from specnb import masks
 from specnb.cache import ARGUMENT
 from specnb.heads import Frozen, fingerprint
 from specnb.models import files
+from specnb.training import hints
 from specnb.training.features import CHUNK, Branches, Features, Pieces, cached
 from specnb.tree import TokenTree
 
@@ -75,10 +76,13 @@ def compute(
         nodes = torch.zeros(len(kept), 2, m, 0, dtype=torch.int64)
         return Branches(torch.tensor(kept), roots, nodes, nodes[:, 0], torch.zeros(len(kept), 2, m, 0, width))
     target, chunks = [fingerprint(model), str(frozen.rows.dtype), frozen.ids.tolist()], []
-    for begin in tqdm(range(0, len(kept), CHUNK), unit="chunk", desc=f"trees, k={k}", disable=files.QUIET):
-        some = list(zip(kept[begin : begin + CHUNK], roots[begin : begin + CHUNK], strict=True))
-        texts = [(data.tokens[data.start[i] : data.start[i + 1]].tolist(), at.tolist()) for i, at in some]
-        chunks.append(cached(json.dumps([*target, k, texts]), NAMES, partial(_trees, model, frozen, data, some, k)))
+    begins = range(0, len(kept), CHUNK)
+    with hints.interruptible(lambda: f"trees of {len(chunks)} of {len(begins)} chunks kept in {files.cache_dir()}"):
+        for begin in tqdm(begins, unit="chunk", desc=f"trees, k={k}", disable=files.QUIET):
+            some = list(zip(kept[begin : begin + CHUNK], roots[begin : begin + CHUNK], strict=True))
+            texts = [(data.tokens[data.start[i] : data.start[i + 1]].tolist(), at.tolist()) for i, at in some]
+            key = json.dumps([*target, k, texts])
+            chunks.append(cached(key, NAMES, partial(_trees, model, frozen, data, some, k)))
     tokens, parents = (torch.cat([chunk[name] for chunk in chunks]) for name in NAMES[:2])
     return Branches(torch.tensor(kept), roots, tokens, parents, Pieces([chunk["soft"] for chunk in chunks]))
 

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 
 from specnb import heads, models
 from specnb.models import files
-from specnb.training import writing
+from specnb.training import hints, writing
 
 CHUNK = 256  # dialogues
 BATCH = 2048  # padded tokens in a forward pass
@@ -42,7 +42,8 @@ def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
     """
     counts = np.bincount([t for d in dialogues for t in (*d.question, *d.answer)])
     if (counts > 0).sum() < size:
-        raise ValueError(f"the corpus has only {(counts > 0).sum()} different tokens, {size} were asked for")
+        there = (counts > 0).sum()
+        raise ValueError(f"the corpus has only {there} different tokens, {size} were asked for: --vocabulary {there}")
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
 
 
@@ -135,9 +136,11 @@ def compute(pair: models.Pair, frozen: heads.Frozen, texts: Sequence[Text], laye
     full = [[*prompt, *answer] for prompt, answer in texts]
     base = json.dumps([heads.fingerprint(pair.target), str(frozen.rows.dtype), frozen.ids.tolist()])
     names, chunks = [*(f"hidden{layer}" for layer in layers), "soft", "best", "best_p"], []
-    for begin in tqdm(range(0, len(full), CHUNK), unit="chunk", desc="features", disable=files.QUIET):
-        part = full[begin : begin + CHUNK]
-        chunks.append(cached(f"{base} {part}", names, partial(_chunk, pair, frozen, part, layers)))
+    begins = range(0, len(full), CHUNK)
+    with hints.interruptible(lambda: f"features of {len(chunks)} of {len(begins)} chunks kept in {files.cache_dir()}"):
+        for begin in tqdm(begins, unit="chunk", desc="features", disable=files.QUIET):
+            part = full[begin : begin + CHUNK]
+            chunks.append(cached(f"{base} {part}", names, partial(_chunk, pair, frozen, part, layers)))
     best, best_p = (torch.cat([chunk[name] for chunk in chunks]) for name in ("best", "best_p"))
     start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
     return Features(

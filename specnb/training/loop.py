@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from specnb.heads import Frozen
 from specnb.models import files
+from specnb.training import hints
 from specnb.training.features import Features, Pieces
 from specnb.training.losses import Batch, Loss
 
@@ -96,27 +97,30 @@ def train(
     state = {"step": 0, "curve": [], "best": None}
     if checkpoint.exists():
         state = _restore(checkpoint, head, optimizer)
+    saved = [state["step"]]  # steps of which there was a checkpoint
     bar = tqdm(range(state["step"], steps), total=steps, initial=state["step"], unit="step", disable=files.QUIET)
-    for step in bar:
-        if _since_best(state["curve"]) >= schedule.patience:
-            break
-        epoch, batch = plan[step]
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
-        value = _value(loss, head, frozen, gather(data, batch, frozen.rows), schedule.seed * 1_000_003 + step)
-        _descend(value, head, optimizer, schedule.clip, step)
-        state["step"] = step + 1
-        state["loss"] = state.get("loss", 0.0) + value.item()
-        if state["step"] % per_epoch == 0:
-            measured = validate(head, frozen, data, validation, loss, schedule)
-            mean = state.pop("loss") / per_epoch
-            state["curve"].append({"epoch": epoch, "step": step + 1, "loss": mean, **measured})
-            bar.set_postfix(measured)
-            if _since_best(state["curve"]) == 0:
-                state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
-        if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
-            parts = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
-            files.write(checkpoint, partial(torch.save, {"state": state, **parts}))
+    with hints.interruptible(lambda: f"step {saved[-1]:,} of {steps:,} kept in {checkpoint}"), bar:
+        for step in bar:
+            if _since_best(state["curve"]) >= schedule.patience:
+                break
+            epoch, batch = plan[step]
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr * _rate(step, steps, schedule.warmup)
+            value = _value(loss, head, frozen, gather(data, batch, frozen.rows), schedule.seed * 1_000_003 + step)
+            _descend(value, head, optimizer, schedule.clip, step)
+            state["step"] = step + 1
+            state["loss"] = state.get("loss", 0.0) + value.item()
+            if state["step"] % per_epoch == 0:
+                measured = validate(head, frozen, data, validation, loss, schedule)
+                mean = state.pop("loss") / per_epoch
+                state["curve"].append({"epoch": epoch, "step": step + 1, "loss": mean, **measured})
+                bar.set_postfix(measured)
+                if _since_best(state["curve"]) == 0:
+                    state["best"] = {name: w.detach().clone() for name, w in head.state_dict().items()}
+            if state["step"] % schedule.checkpoint_every == 0 or state["step"] % per_epoch == 0:
+                parts = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
+                files.write(checkpoint, partial(torch.save, {"state": state, **parts}))
+                saved.append(state["step"])
     head.load_state_dict(state["best"])
     return head, state["curve"]
 

@@ -19,7 +19,7 @@ def openings(count: int = 6000, seed: int = 0) -> list[str]:
     None ends with a space, so that the words that follow are tokenised as usual, unless the target starts a word
     of its own (after a passage's heading).
     """
-    words, rng = json.loads(WORDS.read_text(encoding="utf-8")), np.random.default_rng(seed)
+    words, rng = json.loads(files.in_checkout(WORDS).read_text(encoding="utf-8")), np.random.default_rng(seed)
 
     def one(name: str) -> str:
         return words[name][rng.integers(len(words[name]))]

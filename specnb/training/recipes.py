@@ -14,7 +14,7 @@ from specnb.training import losses
 from specnb.training.loop import Schedule
 from specnb.training.writing import Dialogue
 
-TABLE = tomllib.loads((files.DATA / "heads.toml").read_text("utf-8"))
+TABLE = tomllib.loads(files.in_checkout(files.DATA / "heads.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specnb import heads, models
 from specnb.models import files, provenance
-from specnb.training import branches, corpus, evaluation, features, loop, recipes, starts, writing
+from specnb.training import branches, corpus, evaluation, features, hints, loop, recipes, starts, writing
 from specnb.training.writing import Dialogue
 
 VOCABULARY_SHARDS = 6
@@ -33,9 +33,12 @@ def sequences(pair: models.Pair, dialogues: Sequence[Dialogue], *, questions: bo
     return [([*before, *d.question, *after], list(d.answer)) for d in dialogues]
 
 
-def vocabulary(folders: Sequence[Path], size: int) -> Tensor:
-    """The draft vocabulary: counted on the first shards of each corpus, so that they can grow under trained heads."""
-    return features.vocabulary(corpus.load(*folders, shards=VOCABULARY_SHARDS), size)
+def vocabulary(folders: Sequence[Path], size: int, pair: str = models.EMBEDDED) -> Tensor:
+    """The draft vocabulary: counted on the first shards of each corpus, so that they can grow under trained heads.
+
+    pair: the target that advice in errors is for.
+    """
+    return features.vocabulary(corpus.load(*folders, shards=VOCABULARY_SHARDS, pair=pair), size)
 
 
 def corpus_features(
@@ -68,7 +71,7 @@ def train(
     recipe, began = recipes.named(name), time.monotonic()
     schedule, spec, dialogues = recipe.schedule, recipe.spec(pair.target), recipe.text(dialogues)
     origin = out if (out / f"{recipe.parent}.json").exists() else heads.FOLDER
-    head = _parent(recipe.parent, origin, pair) if recipe.parent else None
+    head = _parent(recipe.parent, origin, pair, out) if recipe.parent else None
     text = hashlib.sha256(np.concatenate([[*d.question, *d.answer] for d in dialogues]).astype(np.int32).tobytes())
     terms = {
         "head": name,
@@ -125,38 +128,94 @@ def _facts(card: Path) -> dict:
     return json.loads(card.read_text(encoding="utf-8"))
 
 
-def _parent(name: str, folder: Path, pair: models.Pair) -> torch.nn.Module:
+def _parent(name: str, folder: Path, pair: models.Pair, out: Path) -> torch.nn.Module:
     """The trained head to start from, whatever its vocabulary; ValueError if it is missing."""
     try:
         return heads.load(folder / name, pair.target)[0]
     except ValueError as error:
-        raise ValueError(f"train {name} first, the head to start from: {error}") from error
+        make_it = _train_into(out, name, pair.name)
+        raise ValueError(f"train {name} first, the head to start from: {make_it} ({error})") from error
 
 
-def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT) -> None:
-    """The target's greedy answers to every held-out prompt, next to the corpus."""
-    table = evaluation.held_out_prompts()
-    dialogues = evaluation.answer_greedily(pair, list(table["text"]))
+def _train_into(folder: Path, name: str, pair: str) -> str:
+    """The command that trains a head into a folder."""
+    where = [] if folder == heads.FOLDER else ["--out", folder]
+    return hints.command("train", name, *where, pair=pair)
+
+
+def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT, only: Sequence[str] = ()) -> None:
+    """The target's greedy answers to every held-out prompt, next to the corpus. Resumes a killed run.
+
+    only: some of the prompts, see ``evaluation.among``.
+    """
+    table, began = evaluation.held_out_prompts(), time.monotonic()
+    if only:
+        table = evaluation.among(table, only)
+    begun = file.with_suffix(".begun.jsonl")
+    dialogues = _answers(pair, list(table["text"]), begun)
     corpus.save(file, dialogues)
     answers = sum(len(d.answer) for d in dialogues)
     facts = {"sha256": files.sha256(file), "prompts": len(table), "answer_tokens": answers}
-    facts |= {"model": heads.fingerprint(pair.target), **provenance.facts(command)}
-    files.write(file.with_suffix(".json"), files.to_json(facts))
+    if only:
+        facts["ids"] = list(table["id"])
+    facts |= {"seconds_of_last_run": round(time.monotonic() - began), "model": heads.fingerprint(pair.target)}
+    files.write(file.with_suffix(".json"), files.to_json({**facts, **provenance.facts(command)}))
+    begun.unlink()
 
 
-def held_out(file: Path = HELD_OUT) -> list[Dialogue]:
-    """The held-out text; ValueError if it is missing or damaged."""
+def _answers(pair: models.Pair, texts: Sequence[str], begun: Path) -> list[Dialogue]:
+    """The answers to texts; each is kept in the file as it is written, from which a killed run goes on.
+
+    Its first line says which model answers which texts: what was begun on other terms is begun anew.
+    """
+    asked = hashlib.sha256(json.dumps([*texts, evaluation.NEW_TOKENS]).encode()).hexdigest()
+    terms = {"model": heads.fingerprint(pair.target), "dtype": str(pair.target.dtype), "texts": asked}
+    found = _read_begun(begun, terms)
+    lines = [terms, *map(asdict, found)]
+    files.write(begun, "".join(json.dumps(line) + "\n" for line in lines))
+    with (
+        hints.interruptible(lambda: f"{len(found)} of {len(texts)} answers kept in {begun}"),
+        open(begun, "a", encoding="utf-8") as file,
+    ):
+        for dialogue in evaluation.answer_greedily(pair, texts, done=len(found)):
+            file.write(json.dumps(asdict(dialogue)) + "\n")
+            file.flush()
+            found.append(dialogue)
+    return found
+
+
+def _read_begun(begun: Path, terms: dict[str, str]) -> list[Dialogue]:
+    """The whole answers of a killed run on the same terms, without a torn last line."""
+    lines = begun.read_text(encoding="utf-8").split("\n")[:-1] if begun.exists() else []
+    if not lines or json.loads(lines[0]) != terms:
+        return []
+    found = []
+    for line in map(json.loads, lines[1:]):
+        found.append(Dialogue(tuple(line["question"]), tuple(line["answer"]), line["greedy"]))
+    return found
+
+
+def held_out(file: Path = HELD_OUT, pair: str = models.EMBEDDED) -> list[Dialogue]:
+    """The held-out text; ValueError if it is missing or damaged. pair: the target that its advice is for."""
     if not file.exists() or files.sha256(file) != _facts(file.with_suffix(".json"))["sha256"]:
-        raise ValueError(f"{file} is missing or damaged: run `python -m specnb.training held-out`")
+        raise ValueError(f"{file} is missing or damaged: run {hints.command('held-out', pair=pair)}")
     return corpus.read(file)
+
+
+def answered(file: Path = HELD_OUT) -> pd.DataFrame:
+    """The prompts that a held-out text answers, one row a dialogue, see ``evaluation.held_out_prompts``."""
+    table, card = evaluation.held_out_prompts(), file.with_suffix(".json")
+    ids = _facts(card).get("ids") if card.exists() else None
+    return table if ids is None else table[table["id"].isin(ids)].reset_index(drop=True)
 
 
 def _loaded(pair: models.Pair, folder: Path, text: Path) -> Iterator[tuple]:
     """A folder's heads with the features of the held-out text: (path, head, spec, frozen, features) each."""
     paths = [path.with_suffix("") for path in sorted(folder.glob("*.safetensors"))]
     if not paths:
-        raise ValueError(f"{folder} holds no trained heads: run `python -m specnb.training train NAME` first")
-    loaded, dialogues = [(path, *heads.load(path, pair.target)) for path in paths], held_out(text)
+        make_one = _train_into(folder, "NAME", pair.name)
+        raise ValueError(f"{folder} holds no trained heads: run {make_one} first")
+    loaded, dialogues = [(path, *heads.load(path, pair.target)) for path in paths], held_out(text, pair.name)
     layers = sorted({layer for _, _, spec, _ in loaded for layer in spec.layers})  # one pass of the target for all
     for path, head, spec, frozen in loaded:
         yield path, head, spec, frozen, corpus_features(pair, dialogues, frozen.ids.cpu(), layers)
@@ -173,14 +232,11 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
     temperature, on a card: what calibrates the head on "tuning" prompts.
 
     Tables are written after each head. What they hold of heads in other folders stays; a head whose weights they know
-    is not measured again.
+    is not measured again, unless the held-out text is another one now.
     """
-    prompts, record = evaluation.held_out_prompts(), out / "heads_by_prompt.json"
-    tuning, known = prompts.index[prompts["set"] == evaluation.TUNING], {}
-    tables = {"by_prompt": pd.DataFrame({"head": []}), "by_rank": pd.DataFrame({"head": []})}
-    if record.exists():
-        known = _facts(record)["head_sha256"]
-        tables = {name: pd.read_csv(out / f"heads_{name}.csv") for name in tables}
+    prompts = answered(text)
+    tuning = prompts.index[prompts["set"] == evaluation.TUNING]
+    known, tables, about = _reported(out, text)
     for path, *head, data in _loaded(pair, folder, text):
         sha, card, ranks = files.sha256(path.with_suffix(".safetensors")), Path(f"{path}.json"), []
         if known.get(path.name) == sha and "held_out" in _facts(card):
@@ -208,4 +264,19 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
         files.write(card, files.to_json({**_facts(card), "held_out": figures}))
         for name in ("held_out", "by_rank", "by_prompt"):  # the last says what is known: a killed run measures again
             table = evaluation.summed(tables["by_prompt"]) if name == "held_out" else tables[name]
-            provenance.write_table(out / f"heads_{name}", table, command, head_sha256=known)
+            provenance.write_table(out / f"heads_{name}", table, command, head_sha256=known, **about)
+
+
+def _reported(out: Path, text: Path) -> tuple[dict[str, str], dict[str, pd.DataFrame], dict[str, str]]:
+    """What a folder's tables know: hashes of heads, the tables, and the hash of the text they are measured on.
+
+    What was measured on another text does not count.
+    """
+    known, record = {}, out / "heads_by_prompt.json"
+    tables = {"by_prompt": pd.DataFrame({"head": []}), "by_rank": pd.DataFrame({"head": []})}
+    about = {"held_out_sha256": files.sha256(text)} if text.exists() else {}
+    facts = _facts(record) if record.exists() else {}
+    if facts and facts.get("held_out_sha256", about.get("held_out_sha256")) == about.get("held_out_sha256"):
+        known = facts["head_sha256"]
+        tables = {name: pd.read_csv(out / f"heads_{name}.csv") for name in tables}
+    return known, tables, about

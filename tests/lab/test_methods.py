@@ -32,12 +32,9 @@ def test_a_method_is_what_its_name_says():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "magic",
-            "unknown method 'magic': known are generate, generate as shipped, prompt lookup, assistant, n-gram tree",
-        ),
+        ("magic", "unknown method 'magic': known are auto, generate, generate as shipped, prompt lookup, assistant"),
         ("ptd width=3", "'width=3' is no setting of ptd"),
-        ("medusae:chain 3", "there is no trained head 'medusae': known are pair, eagle, edd"),
+        ("medusae:chain 3", "there is no trained head 'medusae': did you mean 'medusa'. known are pair, eagle, edd"),
         ("edd:blossom 3", "unknown growth rule 'blossom 3'"),
         ("vdm:pct 3", "'pct 3': pct takes numbers with commas between: cost, k, dep"),
         ("edd:chain 3 swor nobody", "unknown verifier 'nobody': known are greedy"),

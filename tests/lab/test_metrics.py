@@ -1,11 +1,17 @@
 """Acceptance measures on three steps counted by hand."""
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
+from tiny import llama
 
-from specnb.decode import Step
+from specnb import growth, verifiers
+from specnb.decode import Step, decode
+from specnb.drafters import CausalLMDraft, TreeDrafter
 from specnb.lab import metrics
+from specnb.target import Target
 from specnb.tree import Draft, TokenTree, Verdict
 
 TREE = TokenTree([1, 2, 3, 4], [-1, 0, 1, 0])
@@ -25,6 +31,44 @@ def test_measures():
     assert metrics.drafted(STEPS).tolist() == [3, 2, 3]  # without the root and the auxiliary node
     assert metrics.tau(STEPS) == 2.0
     assert metrics.acceptance_rate(STEPS) == 3 / 8
+
+
+def cut(path, committed) -> Step:
+    """A step whose verdict says more than the text has room for: it ends after so many tokens."""
+    whole = step(0, path, Draft(TREE))
+    return replace(whole, tokens=whole.tokens[:committed], finish="eos")
+
+
+def test_what_stands_behind_the_end_of_the_text_is_not_counted():
+    """Of two accepted tokens and the next, the text has one, two or all three."""
+    before = step(0, (1,), Draft(TREE))
+    found = {n: [before, cut((1, 2), n)] for n in (1, 2, 3)}
+    assert {n: metrics.committed(steps).tolist() for n, steps in found.items()} == {1: [2, 1], 2: [2, 2], 3: [2, 3]}
+    assert {n: metrics.accepted(steps).tolist() for n, steps in found.items()} == {1: [1, 1], 2: [1, 2], 3: [1, 2]}
+    assert {n: metrics.tau(steps) for n, steps in found.items()} == {1: 1.5, 2: 2.0, 3: 2.5}
+    assert {n: metrics.acceptance_rate(steps) for n, steps in found.items()} == {1: 2 / 6, 2: 3 / 6, 3: 3 / 6}
+
+
+@pytest.mark.parametrize("end", ["eos", "stop", "length"])
+def test_tau_is_tokens_per_target_call_however_a_text_ends(end):
+    """A target that drafts for itself: all is accepted, so that the text ends within what a step elects."""
+    model = llama()
+
+    def run(**options):
+        drafter = TreeDrafter(CausalLMDraft(model), growth.chain(5))
+        return decode(Target(model), drafter, verifiers.greedy, [7, 8, 9], **{"max_new_tokens": 40, **options})
+
+    text = run().tokens
+    options = {
+        "eos": {"eos": text[1]},
+        "stop": {"stop": lambda new: "stop" if len(new) == 8 else None},
+        "length": {"max_new_tokens": 8},
+    }[end]
+    out = run(**options)
+    assert len(out.tokens) < len(text)
+    assert metrics.tau(out.steps) == len(out.tokens) / len(out.steps)
+    elected = [len(one.verdict.path) for one in out.steps]
+    assert (1 + sum(elected) / len(elected) > metrics.tau(out.steps)) == (end != "length")  # drafts know the length
 
 
 def test_nothing_drafted_has_no_rate():

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from tiny import generated, llama
+from tiny import generated, llama, near_copy
 
 from specnb import models
 from specnb.lab import methods, run
 from specnb.lab.prices import counted
 from specnb.models import Window
+from specnb.target import Target
 
 CHOSEN = ["generate", "prompt lookup", "assistant", "undrafted", "edd:chain 3", "talf:salf 6,3,0.8,10 + ngram"]
 
@@ -167,3 +168,93 @@ def test_an_assistant_may_have_another_number_of_rows_than_the_target(rows, temp
     if not temperature:
         assert row["ids"] == " ".join(map(str, generated(target, [3, 1, 4], 12)))
     assert draft.lm_head.weight.shape[0] == draft.config.vocab_size == rows  # its own rows stay
+
+
+def small(rows: int = 50, context: int = 128) -> models.Pair:
+    """A pair of tiny models, of so many tokens and so long a context."""
+    sizes = {"vocab_size": rows, "max_position_embeddings": context}
+    return models.Pair(f"tiny {rows} {context}", llama(0, **sizes), llama(1, **sizes), None)
+
+
+@pytest.mark.parametrize(("rows", "context"), [(40, 2048), (260, 2048), (2000, 128), (40, 20), (5000, 2048)])
+def test_prices_of_a_small_vocabulary_or_a_short_context(rows, context, monkeypatch):
+    """Token ids lie below the vocabulary, and all lengths below the context."""
+    pair, seen = small(rows, context), []
+    original = Target.forward
+
+    def forward(target, tree):
+        seen.append((max(tree.token_list), target.cache.length + max(tree.depth_list)))
+        return original(target, tree)
+
+    monkeypatch.setattr(Target, "forward", forward)
+    target, draft = run.machine(pair, "pair", 0)
+    assert (len(target), len(draft)) == (32, 8)
+    assert min(*target, *draft) > 0
+    assert max(token for token, _ in seen) < rows
+    assert {place for _, place in seen} <= {min(300, context - 1), min(300, context - 1) - 1}
+
+
+def test_forwards_are_measured_where_the_contexts_have_room():
+    pair = small(context=128)
+    assert run.measured_behind(pair) == run.measured_behind(pair, 127) == 127
+    assert run.measured_behind(small(context=2048)) == 300
+    shorter = models.Pair("shorter draft", small(context=2048).target, pair.draft, None)
+    assert run.measured_behind(shorter) == 127
+    with pytest.raises(ValueError, match="has a context of 128: measure behind 127 tokens at most, got 128"):
+        run.measured_behind(pair, 128)
+
+
+SEEDED = ["undrafted", "n-gram tree", "retrieval", "ptd", "lookahead", "self_draft", "pair:kary 2,2 swor",
+          "pair:auto + retrieval", "assistant", "prompt lookup"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_seed_gives_the_same_text_whatever_was_written_before(name, monkeypatch):
+    """Drafters are made anew for each text, and what transformers' assistant learns of a text stays with that text."""
+    target = llama()
+    pair = models.Pair("tiny", target, near_copy(target), None)
+    learning = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"}
+    pair.draft.generation_config.update(**learning, assistant_confidence_threshold=0.0)
+    monkeypatch.setattr(run, "machine", lambda *_: (np.linspace(1, 2, 32), np.linspace(0.1, 0.2, 8)))
+    run.draft_model.cache_clear()
+
+    def written(seed: int) -> tuple:
+        row = run.timed(name, [3, 1, 4, 1, 5, 3, 1, 4], pair, length=24, temperature=1.0, seed=seed)
+        return row["ids"], row["nodes"], row["steps"]
+
+    first = written(0)
+    for other in ([9, 2, 6], [5, 3, 5, 8, 9, 7, 9]):
+        run.timed(name, other, pair, length=30, temperature=0.0)
+    assert written(0) == first
+    assert written(1)[0] != first[0]  # negative control: the seed does something
+
+
+FREE = ["generate", "prompt lookup", "n-gram tree", "ngram", "retrieval", "ptd", "lookahead", "self_draft", "undrafted"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("auto", "`python -m specnb.training train hass --pair 'tiny 50 128'`"),
+        ("edd@1.3:chain 3", "`python -m specnb.training train edd --pair 'tiny 50 128'`"),
+        ("assistant", "`python -m specnb.training train vdm --pair 'tiny 50 128'`"),
+        ("retrieval store=own", "the corpus was written by smollm2-135m: it says nothing about tiny 50 128"),
+        ("pair:chain 3 + retrieval store=own", "has no draft model of its own"),
+    ],
+)
+def test_what_does_not_fit_a_pair_is_told_with_what_does(name, reason):
+    alone = models.Pair("tiny 50 128", llama(), None, None)
+    with pytest.raises(ValueError, match="does not fit tiny 50 128") as raised:
+        run.check_fit(name, alone)
+    assert reason in str(raised.value)
+    assert "Without a trained head race 'ngram', 'retrieval' and 'prompt lookup'" in str(raised.value)
+
+
+def test_what_needs_no_head_fits_any_pair():
+    alone, pair = models.Pair("alone", llama(), None, None), small()
+    for name in FREE:
+        run.check_fit(name, alone)
+    run.check_fit("pair:auto + retrieval", pair)
+    run.check_fit("assistant", pair)
+    with pytest.raises(ValueError, match=r"Without a trained head race 'pair:auto \+ retrieval', 'ngram'"):
+        run.check_fit("auto", pair)

@@ -226,6 +226,47 @@ def test_a_lost_shard_is_written_anew_beside_the_others(pair, tmp_path):
     corpus.load(tmp_path)
 
 
+THROWN = {
+    "too long": {"longest_question": 2},
+    "too short": {"shortest_question": 99, "longest_question": 99},
+    "like a held-out prompt": {},
+    "asked before": {},
+}
+
+
+@pytest.mark.parametrize("why", THROWN)
+def test_the_bar_says_why_questions_are_thrown_away(why, pair, tmp_path, monkeypatch):
+    """Where nothing is answered, it moves all the same: how many questions were thrown away so far, and why."""
+    said = []
+
+    def shown(bar, text):
+        said.append(text)
+        if len(said) == 4:
+            raise KeyboardInterrupt  # as a reader would who sees it stand at 0
+
+    now = iter(range(10**6))
+    monkeypatch.setattr(corpus.time, "monotonic", lambda: float(next(now)))  # each call is a second later
+    monkeypatch.setattr(corpus.tqdm, "set_postfix_str", shown)
+    forbidden = {(f"w{i}",) for i in range(V)} if why == "like a held-out prompt" else set()
+    monkeypatch.setattr(corpus, "held_out", lambda: forbidden)
+    monkeypatch.setattr(corpus, "WINDOW", 1)
+    if why == "asked before":
+        monkeypatch.setattr(corpus, "words", lambda text: ["the", "same"])
+    with pytest.raises(KeyboardInterrupt, match=r"^0 of 150 answer tokens written in .*; the same command goes on"):
+        write(pair, tmp_path, 150, settings=replace(SETTINGS, **THROWN[why]))
+    assert why in said[-1]
+    if why != "asked before":
+        assert said[-1].startswith("0 questions answered; thrown away: ")
+
+
+@pytest.mark.usefixtures("no_held_out")
+def test_a_corpus_is_written_whether_or_not_it_is_told_what_was_thrown_away(model):
+    """Counting changes no draw; and each kind of length is counted as it is."""
+    reasons = []
+    assert some(model, 40, thrown=reasons.append) == some(model, 40)
+    assert {writing.SHORT, writing.LONG} <= set(reasons) <= {writing.SHORT, writing.LONG, writing.ENDED}
+
+
 def test_held_out_questions_never_enter(pair, tmp_path, monkeypatch):
     """A held-out prompt that the target would ask by itself is thrown away; without the rule it gets in."""
     monkeypatch.setattr(corpus, "WINDOW", 3)
