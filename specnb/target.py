@@ -30,6 +30,16 @@ class Scores:
     hidden: dict[int, Tensor] = field(default_factory=dict)
 
 
+# Types whose forward is another on a tree than along its paths, for a reason that no general question finds.
+ODD = {
+    "diffusion_gemma": "it is no causal language model: it writes by diffusion",
+    "kosmos-2.5": "its positions do not begin at 0",
+    "moshi": "its own cache has a window that its layers do not apply",
+    "paligemma": "its positions do not begin at 0",
+    "xlm": "its forward takes no mask of a tree",
+}
+
+
 def context_length(model: PreTrainedModel) -> int:
     """Number of positions the model was made for.
 
@@ -45,10 +55,16 @@ def context_length(model: PreTrainedModel) -> int:
 
 def refusal(model: PreTrainedModel) -> str | None:
     """Why a model cannot score a tree as it scores the tree's paths one by one; None for one that can."""
+    kind = model.config.model_type
+    if kind in ODD:
+        return ODD[kind]
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder"
     if model._is_stateful:
-        return "it keeps a recurrent state, which the branches of a tree would have to share"
+        return (
+            "models of its kind keep a state beside keys and values (recurrent, convolutional or compressed), which "
+            "the branches of a tree would have to share"
+        )
     if device_of(model).type == "meta":
         return "its weights are on no device ('meta'): load them"
     return _refused_inputs(model) or _refused_attention(model)
@@ -60,9 +76,11 @@ def _refused_inputs(model: PreTrainedModel) -> str | None:
     if not takes:
         return "its forward does not say what it takes: neither it nor a base class names its arguments"
     if ARGUMENT not in takes:
-        return "it keeps no keys and values in a cache"
+        return f"its forward names no cache ({ARGUMENT}) among its arguments"
     if "position_ids" not in takes:
-        return "it takes no position_ids, and siblings in a tree stand at the same position"
+        return (
+            "its forward names no position_ids among its arguments, and siblings in a tree stand at the same position"
+        )
     if not model.can_generate():
         return "it has no language-model head: load it with AutoModelForCausalLM"
     said, read = output_rows(model), input_rows(model)
@@ -77,11 +95,16 @@ def _refused_attention(model: PreTrainedModel) -> str | None:
     attention = config._attn_implementation
     unknown = set(masks.layer_kinds(model)) - {"full_attention", *masks.WINDOWS}
     if unknown:
-        return f"it has layers of the kind {min(unknown)}, which take no tree mask"
+        return f"it has layers of the kind {min(unknown)}, for which there is no tree mask here"
     if hasattr(model.base_model, "encoder") and not getattr(config, "is_decoder", True):
         return "it reads both ways: is_decoder is not set in its configuration"
     if "local" in (getattr(config, "attention_layers", None) or ()) or getattr(config, "alibi", False):
         return "its local layers, or ALiBi, count slots of the cache, not positions"
+    if getattr(config, "attn_temperature_tuning", False):
+        return (
+            "it scales queries by slots of the cache, not by positions, from config.floor_scale tokens on; with "
+            "config.attn_temperature_tuning = False it is taken, for shorter texts the same model"
+        )
     if attention not in ("sdpa", "eager"):
         return f"its attention {attention!r} takes no tree mask: load it with attn_implementation='sdpa'"
     sizes = [name for name, _ in masks.WINDOWS.values() if getattr(config, name, None)]

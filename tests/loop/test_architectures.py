@@ -102,9 +102,9 @@ def test_the_page_says_what_becomes_of_a_type(name, note, vision):
 
 # Refused by a sentence that is not true of them: they would be exact.
 UNTRUE = {
-    "granitemoehybrid (without recurrent layers)": "it keeps no recurrent state then",
-    "moss_transcribe_diarize": "it hands position_ids on",
-    "evolla with pictures": "it hands a cache on",
+    "granitemoehybrid (without recurrent layers)": "others of its kind keep a state, it does not",
+    "moss_transcribe_diarize": "it does not name position_ids, but hands them on",
+    "evolla with pictures": "it does not name a cache, but hands one on",
 }
 
 
@@ -130,9 +130,9 @@ def test_no_refused_type_would_be_exact(name, note, vision, monkeypatch):
 
 
 REFUSED = {
-    "bart": "it takes no position_ids", "bert": "it reads both ways", "gpt_neo": "its local layers",
-    "lfm2": "it has layers of the kind conv", "mamba": "it keeps a recurrent state",
-    "openai-gpt": "it keeps no keys and values in a cache",
+    "bart": "its forward names no position_ids", "bert": "it reads both ways", "gpt_neo": "its local layers",
+    "lfm2": "it has layers of the kind conv", "mamba": "models of its kind keep a state",
+    "openai-gpt": "its forward names no cache",
 }  # fmt: skip
 
 
