@@ -112,7 +112,7 @@ def steps(
     that does not hang off the last committed token. RuntimeError if target or drafter begins another generation before
     this one is over: each serves one at a time.
     """
-    prompt, warp = _checked(target, drafter, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
+    prompt, warp = _checked(target, drafter, verifier, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
     eos = eos_ids(target.model) if eos is None else ids_of(eos)
     draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
     clock, new, finish, mine = Clock(profile), [], None, object()
@@ -127,6 +127,7 @@ def steps(
                 raise RuntimeError(f"this {type(one).__name__} has begun another generation: make one for each")
         with clock("draft"):  # a step commits accepted + 1 tokens: deeper nodes could never be used
             draft = drafter.propose(draft_coins, max_new_tokens - len(new) - 1)
+        _check_kind(draft, Draft, f"propose of {type(drafter).__name__}")
         if (root := draft.tree.token_list[0]) != (last := (new or prompt)[-1]):
             raise ValueError(f"a draft hangs off the last committed token, {last}; its root is {root} ({drafter!r})")
         with clock("target"):
@@ -135,6 +136,7 @@ def steps(
             verify_coins.uniforms.clear()
             p = warp(scores.logits[: draft.candidate_rows])
             verdict = verifier(draft, p, verify_coins)
+        _check_kind(verdict, Verdict, f"the verifier {getattr(verifier, '__name__', verifier)}")
         with clock("commit"):
             target.commit(verdict.path)
             hidden = {layer: rows[[0, *verdict.path]] for layer, rows in scores.hidden.items()}
@@ -200,10 +202,14 @@ def ids_of(ends: int | Collection[int]) -> frozenset[int]:
         return frozenset(token_ids(ends))
 
 
-def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+def _checked(
+    target: Target, drafter: Drafter, verifier: Verifier, prompt: Sequence[int], max_new_tokens: int
+) -> list[int]:
     """The prompt's token ids; ValueError if nothing can be generated behind it."""
     if not hasattr(target, "prefill"):
         raise ValueError(f"decode needs a Target, got a {type(target).__name__}: give Target(pair.target)")
+    if not callable(verifier):
+        raise ValueError(f"decode needs a verifier such as verifiers.greedy, a function, got {verifier!r}")
     columns = getattr(drafter, "vocabulary", None)
     if columns is not None and columns != target.vocabulary:
         raise ValueError(
@@ -223,6 +229,12 @@ def _checked(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_to
             f"{target.context}{ahead}: shorten one of them"
         )
     return prompt
+
+
+def _check_kind(found: object, kind: type, whose: str) -> None:
+    """ValueError unless what a drafter or a verifier gives is a Draft or a Verdict."""
+    if not isinstance(found, kind):
+        raise ValueError(f"{whose} should give a {kind.__name__}, got a {type(found).__name__}")
 
 
 def _finished(new: list[int], limit: int, eos: frozenset[int], stop: Stop | None) -> str | None:

@@ -79,6 +79,9 @@ def explorer(
         readout.value = busy(words)
         try:
             image.value, words = answer(**box.now())
+        except Exception as error:  # in a callback it would reach a log that nobody has open, and no reader
+            words = stale(error)
+            raise
         finally:
             readout.value = words
 
@@ -96,6 +99,12 @@ def explorer(
     rows = [ipywidgets.HBox(placed[i : i + row]) for i in range(0, len(placed), row)]
     box.children = (*rows, readout, image)
     return box
+
+
+def stale(error: Exception) -> str:
+    """HTML of a readout above a picture that could not be drawn anew."""
+    said = html.escape(f"{type(error).__name__}: {error}")
+    return f"<b>The picture is still that of other settings.</b> {said}"
 
 
 def busy(words: str) -> str:

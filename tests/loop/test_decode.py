@@ -14,7 +14,7 @@ from specnb.decode import PlainDrafter, decode, steps
 from specnb.drafters import CausalLMDraft, NgramDrafter, Tempered, TreeDrafter
 from specnb.models import Pair, prompts
 from specnb.target import Target
-from specnb.tree import Drawn
+from specnb.tree import Drawn, TokenTree
 
 TARGET, OTHER = llama(0), llama(1)
 
@@ -315,3 +315,26 @@ def test_the_target_as_its_own_draft_accepts_everything_on_the_real_model(smollm
         out = decode(Target(smollm2.target), drafter, verifiers.greedy, smollm2.encode(text), max_new_tokens=24)
         full = [step for step in out.steps if step.finish is None]
         assert all(len(step.verdict.path) == 7 for step in full)  # τ = depth + 1 exactly
+
+
+# ---- what is no part of the loop -----------------------------------------------------------------------------------
+
+
+class Bare(PlainDrafter):
+    """A drafter that gives a tree in place of a draft."""
+
+    def propose(self, coins, max_depth):
+        return TokenTree([self.root], [-1])
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verifier", "message"),
+    [
+        (Bare(), verifiers.greedy, "propose of Bare should give a Draft, got a TokenTree"),
+        (PlainDrafter(), lambda draft, p, coins: ((), 3), "the verifier <lambda> should give a Verdict, got a tuple"),
+        (PlainDrafter(), "greedy", "a verifier such as verifiers.greedy, a function, got 'greedy'"),
+    ],
+)
+def test_what_is_no_draft_verdict_or_verifier_is_refused_by_name(drafter, verifier, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        decode(Target(TARGET), drafter, verifier, [1, 2, 3], max_new_tokens=4)

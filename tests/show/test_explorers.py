@@ -237,3 +237,24 @@ def test_salf_explorer_follows_its_sliders():
     (calls, nodes), (fewer, unfilled), (same, filled) = whole
     assert calls > fewer == same
     assert nodes == filled == 11 > unfilled
+
+
+def test_an_error_in_a_callback_is_told_above_the_old_picture():
+    """In JupyterLab it would only reach a log; at the first picture it leaves the cell."""
+
+    def drawn(red: int) -> bytes:
+        if red == 1:
+            raise KeyError("no label for <17>")
+        return picture(red)
+
+    box = show.explorer({"red": ipywidgets.IntSlider(10, 0, 255)}, drawn)
+    with pytest.raises(KeyError):
+        box.controls.red.value = 1
+    assert "The picture is still that of other settings" in box.controls.readout.value
+    assert "KeyError" in box.controls.readout.value
+    assert "&lt;17&gt;" in box.controls.readout.value
+    assert bytes(box.controls.image.value) == picture(10)
+    box.controls.red.value = 2
+    assert box.controls.readout.value == ""
+    with pytest.raises(KeyError):
+        show.explorer({"red": ipywidgets.IntSlider(1, 0, 255)}, drawn)
