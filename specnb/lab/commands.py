@@ -1,7 +1,6 @@
 """What the commands of ``python -m specnb.lab`` do, given their options."""
 
 import argparse
-import json
 import multiprocessing
 import os
 import signal
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
-from huggingface_hub import hf_hub_download
 
 from specnb import heads, models
 from specnb.lab import experiments, methods, run, stats
@@ -94,24 +92,12 @@ def settled(options: argparse.Namespace) -> dict[str, object]:
     if options.packed is not None:
         packed = options.packed
     elif packed:
-        packed = not any(quantised(name) for name in models.PAIRS.get(options.pair, (options.pair, None)) if name)
+        packed = not any(
+            models.quantised(name) for name in models.PAIRS.get(options.pair, (options.pair, None)) if name
+        )
     how = "packed weights" if packed else "weights as they are"
     print(f"{options.pair}: {dtype}, {how}: the fastest here (others: --dtype, --packed, --no-packed)", file=sys.stderr)
     return {"dtype": dtype, "packed": packed}
-
-
-def quantised(name: str) -> bool:
-    """Whether a model's weights are quantised, which cannot be packed: by its configuration, in a folder or the hub."""
-    if name == models.EMBEDDED:
-        return False
-    if Path(name).is_dir():
-        config = Path(name) / "config.json"
-    else:
-        try:
-            config = Path(hf_hub_download(name, "config.json", etag_timeout=10))
-        except OSError:
-            return False  # why it cannot be fetched is told by load_pair
-    return config.exists() and "quantization_config" in json.loads(config.read_text(encoding="utf-8"))
 
 
 def race(options: argparse.Namespace) -> pd.DataFrame:

@@ -24,5 +24,5 @@ PAIRS: dict[str, tuple[str, str | None]] = {
 
 __getattr__, __dir__ = late(
     __name__, files="", prompts="", provenance="", graphs="Graphs", invariant="Invariant", packing="PackedLinear pack",
-    pairs="Pair check_name device dtype fastest generate load_pair", windows="Window",
+    pairs="Pair check_name device dtype fastest generate load_pair quantised", windows="Window",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
@@ -125,7 +125,7 @@ def load_pair(
     name: a key of PAIRS, a hub name or a local folder; draft: likewise, in place of the pair's own.
     dtype: None takes bfloat16 on a device that has kernels for it, else float32, packed on a CPU, and says which.
     device: None takes cuda when there; "auto" spreads a large model over all GPUs.
-    packed: lay the weights out for the CPU's kernels (``packing.pack``): the same, faster.
+    packed: lay the weights out for the CPU's kernels (``packing.pack``): the same, faster; not for quantised weights.
     check: whether the target scores trees as it scores their paths, by ``Target.check``: None tries it once and is
     silent if it passes (``selfcheck.check_once``), True tries it now and says how exactly, False does not try.
     Raises ValueError on a name that is none, if target and draft do not share a tokenizer or cannot be packed, or a
@@ -136,7 +136,8 @@ def load_pair(
     where = globals()["device"]() if device is None else device
     if dtype is None:
         dtype, pack = fastest(where)
-        packed = pack if packed is None else packed
+        if packed is None:
+            packed = pack and not quantised(PAIRS.get(name, (name, None))[0])
         print(f"{name}: {dtype}{', packed weights' if packed else ''} on {where}")
     kind = globals()["dtype"](dtype)
     target_name, draft_name = PAIRS.get(name, (name, None))
@@ -151,6 +152,20 @@ def load_pair(
     draft_model, draft_tokenizer = _load(draft_name, kind, where, packed)
     check_tokenizers(tokenizer, draft_tokenizer, target_name, draft_name)
     return Pair(name, target, draft_model, tokenizer)
+
+
+def quantised(name: str) -> bool:
+    """Whether a model's weights are quantised, which cannot be packed: by its configuration, in a folder or the hub."""
+    if name == EMBEDDED:
+        return False
+    if Path(name).is_dir():
+        config = Path(name) / "config.json"
+    else:
+        try:
+            config = Path(hf_hub_download(name, "config.json", etag_timeout=10))
+        except OSError:
+            return False  # why it cannot be fetched is told when the model is loaded
+    return config.exists() and "quantization_config" in json.loads(config.read_text(encoding="utf-8"))
 
 
 def fastest(where: str | torch.device) -> tuple[str, bool]:

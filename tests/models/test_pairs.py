@@ -1,6 +1,7 @@
 """Loading pairs: folders, dtypes, shared tokenizers; text to ids and back."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -179,6 +180,20 @@ def test_a_pair_without_a_dtype_takes_the_fastest_and_says_which(tiny, kernels, 
     assert bool(seen) == (kernels if asked is None else asked)
     said = f"{'bfloat16' if kernels else 'float32'}{', packed weights' if seen else ''} on cpu"
     assert capsys.readouterr().out == f"{tiny}: {said}\n"
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_quantised_checkpoint_is_not_packed_by_itself(quantised, tmp_path, monkeypatch):
+    made, asked = folder(tmp_path, template=TEMPLATE), []
+    monkeypatch.setattr(pairs, "fastest", lambda where: ("float32", True))
+    monkeypatch.setattr(pairs, "_load", lambda name, kind, where, packed: asked.append(packed) or (None, None))
+    if quantised:
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "x"}}))
+    models.load_pair(made, device="cpu", check=False)
+    assert asked == [not quantised]
+    models.load_pair(made, device="cpu", packed=True, check=False)  # asked for, it is tried: packing says why not
+    assert asked[1:] == [True]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -417,5 +432,5 @@ def test_a_pair_is_checked_when_asked_for(capsys, monkeypatch):
     monkeypatch.setattr(
         masks, "tree_mask", lambda tree, length, **kind: torch.zeros(1, 1, len(tree), length + len(tree))
     )
-    with pytest.raises(ValueError, match="a llama model scores a tree unlike the tree's paths"):
+    with pytest.raises(ValueError, match=r"a llama model .* scores a tree unlike the tree's paths"):
         models.load_pair(dtype="float32", check=True)
