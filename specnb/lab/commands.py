@@ -92,9 +92,8 @@ def settled(options: argparse.Namespace) -> dict[str, object]:
     if options.packed is not None:
         packed = options.packed
     elif packed:
-        packed = not any(
-            models.quantised(name) for name in models.PAIRS.get(options.pair, (options.pair, None)) if name
-        )
+        target, draft = models.PAIRS.get(options.pair, (options.pair, None))
+        packed = not models.quantised(target) and not (draft and models.quantised(draft))
     how = "packed weights" if packed else "weights as they are"
     print(f"{options.pair}: {dtype}, {how}: the fastest here (others: --dtype, --packed, --no-packed)", file=sys.stderr)
     return {"dtype": dtype, "packed": packed}
