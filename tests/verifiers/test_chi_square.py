@@ -32,7 +32,8 @@ class Remembering:
 
     def __init__(self, model, prompt, ids, likely):
         target = Target(model)
-        self.model, self.context, self.vocabulary = model, target.context, target.vocabulary
+        self.model, self.context = model, target.context
+        self.vocabulary, self.readable = target.vocabulary, target.readable
         target.prefill(prompt[:-1])
         tree = TokenTree.from_paths([(int(ids[x]),) for x in likely], root=prompt[-1])
         keys = [tuple(prompt), *((*prompt, x) for x in likely)]
