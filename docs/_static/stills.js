@@ -40,6 +40,7 @@ function play(script) {
             shown.textContent = values[stills[index].at[i]];
         });
         words.innerHTML = stills[index].words;
+        words.style.minHeight = `${words.offsetHeight}px`;  // as tall as it has been: the page does not jump back
         image.src = `data:image/webp;base64,${stills[index].picture}`;
     }
 

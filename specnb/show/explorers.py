@@ -41,6 +41,9 @@ BUSY = f"""<style>
 </div>"""
 
 
+READOUT = "72px"  # room for three lines: fewer words do not let the page jump
+
+
 class Explorer(ipywidgets.VBox):
     """Controls over a picture: see ``explorer``."""
 
@@ -66,6 +69,7 @@ def explorer(
     walk: all settings, one after the other, where there is such an order; a page without a kernel follows it.
     """
     image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
+    readout.layout.min_height = READOUT
 
     def answer(**values) -> tuple[bytes, str]:
         try:

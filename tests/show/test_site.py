@@ -224,6 +224,36 @@ def test_every_control_of_a_page_changes_what_it_shows(path, site, chromium):
     page.close()
 
 
+def test_pictures_lead_to_themselves_in_their_own_size(site, chromium):
+    """On a phone they are drawn small."""
+    page = chromium.new_page(viewport={"width": 390, "height": 800})
+    page.goto((site / "notebooks" / "00_start_here.html").as_uri())
+    pictures = [
+        image for image in page.query_selector_all(".content img") if not image.evaluate("e => e.closest('.stills')")
+    ]
+    assert pictures
+    for image in pictures:
+        assert image.evaluate("e => e.parentElement.href === e.src")
+    page.close()
+
+
+def test_words_that_become_fewer_leave_their_place(site, chromium):
+    """What stands below does not jump up when a still has fewer lines than the one before."""
+    page = chromium.new_page(viewport={"width": 390, "height": 800})
+    page.goto((site / "notebooks" / "02_traversal_verification.html").as_uri())
+    words = page.query_selector(".stills .words")
+    tall = words.evaluate("e => e.offsetHeight")
+    control = page.query_selector(".stills input:enabled, .stills select:enabled")
+    for key in ("End", "Home", "End"):
+        control.press(key)
+        height = words.evaluate("e => e.offsetHeight")
+        assert height >= tall
+        tall = height
+    assert words.evaluate("e => (e.innerHTML = 'few', e.offsetHeight)") == tall
+    assert words.evaluate("e => (e.style.minHeight = '', e.offsetHeight)") < tall  # else nothing was held
+    page.close()
+
+
 @pytest.mark.parametrize("fault", [None, "one still", "one picture", "no control"])
 def test_a_page_whose_controls_change_nothing_is_found(fault, chromium, tmp_path):
     box = widget({} if fault == "no control" else sliders("ab"))
