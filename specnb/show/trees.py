@@ -57,7 +57,7 @@ def tree_table(
     if p is not None:
         target[1:] = p.double().cpu().numpy()[parents[1:], tokens[1:]]
     if draft.q is not None:
-        law[1 : len(tree)] = draft.q.double().cpu().numpy()[tree.parent_list[1:], draft.columns.numpy()[1:]]
+        law[1 : len(tree)] = draft.q.cpu().double().numpy()[tree.parent_list[1:], draft.columns.numpy()[1:]]
     for trial in trials[:upto]:
         tried[trial.node] = trial.probability
     table = pd.DataFrame({"node": range(len(tokens)), "parent": parents, "depth": depth, "token": tokens})
