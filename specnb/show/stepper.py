@@ -77,7 +77,7 @@ def _draw_coin(ax: Axes, step: Step, trial: int, label: str) -> None:
 def _draw_laws(ax: Axes, step: Step, node: int, pieces: Pieces) -> None:
     """p and, if there is one, q after the node's parent: the drafted token and the likeliest others."""
     tree, parent = step.draft.tree, step.draft.tree.parent_list[node]
-    laws = {"p": step.p[parent].double().cpu()}
+    laws = {"p": step.p[parent].cpu().double()}
     if step.draft.q is not None:
         laws["q"] = step.draft.law(parent, len(step.p[parent]))
     drafted, most = tree.token_list[node], torch.stack(list(laws.values())).amax(0)

@@ -55,7 +55,7 @@ def tree_table(
     tokens, parents, depth, x = whole.token_list, whole.parent_list, whole.depth_list, _across(whole)
     target, law, tried = (np.full(len(tokens), np.nan) for _ in range(3))
     if p is not None:
-        target[1:] = p.double().cpu().numpy()[parents[1:], tokens[1:]]
+        target[1:] = p.cpu().double().numpy()[parents[1:], tokens[1:]]
     if draft.q is not None:
         law[1 : len(tree)] = draft.q.cpu().double().numpy()[tree.parent_list[1:], draft.columns.numpy()[1:]]
     for trial in trials[:upto]:
