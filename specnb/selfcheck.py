@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import platformdirs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
@@ -224,9 +224,15 @@ def _hooks(model: PreTrainedModel) -> list:
     """What was put around the forwards of a model's modules from outside."""
     found = []
     for module in model.modules():
-        found += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if "forward" in vars(module):
-            found.append(vars(module)["forward"])
+        found += around(module)
+    return found
+
+
+def around(module: nn.Module) -> list:
+    """What was put around a module's forward from outside: hooks, and a forward of its own."""
+    found = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    if "forward" in vars(module):
+        found.append(vars(module)["forward"])
     return found
 
 

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from specnb import masks
 from specnb.cache import ARGUMENT, TreeCache, zeros
+from specnb.selfcheck import around
 from specnb.target import call_options, evaluating
 
 PLAIN = (bool, int, float, str, list, tuple)  # settings of a module that are compared
@@ -213,11 +214,6 @@ def plain_settings(owner) -> dict[str, str]:
         if isinstance(value, PLAIN) or (type(value) is dict and all(isinstance(one, PLAIN) for one in inside)):
             found[name] = repr(value)
     return found
-
-
-def around(module: nn.Module) -> list:
-    """What was put around a module's forward from outside: hooks, and a forward of its own."""
-    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), vars(module).get("forward")]
 
 
 def alike(then: list[tuple], now: list[tuple]) -> bool:
