@@ -2,14 +2,23 @@
 
 Every method is a tree that rides one target forward pass: a drafter proposes it, the target scores all of its
 nodes at once under an ancestor mask, a verifier elects a path and one more token, the cache keeps that path.
-The loop is the seven files beside this one; the rooms around it say in their __init__ what they hold.
+The loop is the eight files beside this one; the rooms around it say in their __init__ what they hold.
 Throughout, p is the target's distribution and q the draft's.
 """
 
+import os
 import sys
 from importlib import import_module
+from pathlib import Path
+
+import platformdirs
 
 __version__ = "0.1.0"
+
+
+def cache_dir() -> Path:
+    """The folder that holds what is fetched or computed once: $SPECNB_CACHE, else the platform's user cache."""
+    return Path(os.environ.get("SPECNB_CACHE") or platformdirs.user_cache_dir("specnb"))
 
 
 def late(room: str, **names: str):

@@ -18,12 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-import platformdirs
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from specnb import cache_dir
 from specnb.target import Target, call_options, device_of, evaluating
 from specnb.tree import TokenTree
 
@@ -32,11 +32,6 @@ LONGEST = 512  # windows up to this many tokens are checked without being asked 
 KNOWN = {"transformers", "torch", "peft", "specnb"}  # packages whose code is that of their versions
 WRITTEN = 4  # tokens that generate writes
 CHECKED: WeakKeyDictionary = WeakKeyDictionary()  # models of this process → how they looked when they were checked
-
-
-def cache_dir() -> Path:
-    """The folder that holds what is fetched or computed once: $SPECNB_CACHE, else the platform's user cache."""
-    return Path(os.environ.get("SPECNB_CACHE") or platformdirs.user_cache_dir("specnb"))
 
 
 def windows(model: PreTrainedModel) -> list[int]:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import platformdirs
 from filelock import FileLock
+
+from specnb import cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout: data/, figures/, notebooks/; see in_checkout
 DATA = ROOT / "data"
@@ -75,11 +76,6 @@ def in_checkout(path: Path) -> Path:
     if path.is_relative_to(ROOT) and not CHECKED_OUT:
         raise FileNotFoundError(WITHOUT_CHECKOUT)
     return path
-
-
-def cache_dir() -> Path:
-    """The folder that holds fetched files: $SPECNB_CACHE, else the platform's user cache."""
-    return Path(os.environ.get("SPECNB_CACHE") or platformdirs.user_cache_dir("specnb"))
 
 
 def sha256(path: Path) -> str:
