@@ -2,8 +2,8 @@
 
 from itertools import product
 
-from specnb.lab import experiments, methods
-from specnb.training import recipes
+from study import experiments, methods
+from training import recipes
 
 
 def known(name: str) -> set[str]:

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from specnb.lab import sweep
+from study import sweep
 
 
 def cell(depth, branches, log):

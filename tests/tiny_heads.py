@@ -4,7 +4,7 @@ import torch
 from tiny import VOCABULARY, randomise
 
 from specnb import heads, models
-from specnb.training import loop, losses, recipes, starts
+from training import loop, losses, recipes, starts
 
 IDS = torch.arange(0, VOCABULARY, 2)  # the draft knows every second token
 

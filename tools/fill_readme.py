@@ -6,7 +6,7 @@ from textwrap import fill
 
 import pandas as pd
 
-from specnb import lab
+import study
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 REGION = re.compile(r"(?<=<!-- results: make readme -->\n).*?(?=<!-- /results -->)", re.DOTALL)
@@ -33,11 +33,11 @@ def results(table: pd.DataFrame) -> str:
     good = good.assign(speed=good["tokens"] / good["seconds"])
 
     def lead(first: str, second: str) -> str:
-        return RATIO.format(**lab.ratio(good, "speed", first, second))
+        return RATIO.format(**study.ratio(good, "speed", first, second))
 
-    ranking = lab.speed_ups(table)["tau"]
+    ranking = study.speed_ups(table)["tau"]
     (best, second), settings, runs = ranking.index[:2], table.iloc[0], table["repetition"].nunique()
-    beside = lab.ratio(good, "speed", best, second)
+    beside = study.ratio(good, "speed", best, second)
     apart = "slower" if beside["low"] > 1 else "faster" if beside["high"] < 1 else "not told apart from it"
     device, processor = settings["device"].removeprefix("cpu, "), settings["processor"]
     prompts, domains = table["prompt"].nunique(), table["domain"].nunique()
@@ -80,7 +80,7 @@ def filled(readme: str) -> str:
     """The README with its results as recorded; ValueError if its marks are not there, once each."""
     if len(REGION.findall(readme)) != 1:
         raise ValueError("the README should have one place between <!-- results: make readme --> and <!-- /results -->")
-    return REGION.sub(lambda _: results(lab.recorded("race")), readme)
+    return REGION.sub(lambda _: results(study.recorded("race")), readme)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 a growth rule; ``ngram`` and ``retrieval`` look texts up; ``merged`` unites two drafts; ``auto`` sizes them by what
 forwards cost; ``ptd``, ``self_draft`` and ``lookahead`` let the target draft for itself, from ``pools``; ``textbook``
 has PTD's four moves.
-A new drafter is a class with begin, propose and observe (``specnb.decode.Drafter``); lab/methods.py gives it a name.
+A new drafter is a class with begin, propose and observe (``specnb.decode.Drafter``); study/methods.py gives it a name.
 """
 
 from specnb.decode import Drafter, PlainDrafter

@@ -1,8 +1,8 @@
 """Growth rules: which nodes of a draft tree to expand, when to stop, and which to keep.
 
 ``levels`` has rules that go level by level (chains and k-ary trees, DynaTree, CAPE, EAGLE-2, PCT); ``best_first``
-those that look for the likeliest nodes (SALF, SpecExec, OPT-Tree); ``textbook`` SALF's and DynaTree's
-algorithms as printed.
+those that look for the likeliest nodes (SALF, SpecExec, OPT-Tree); ``regrown`` tells what a rule would have drafted
+from a larger tree that was recorded; ``textbook`` has SALF's and DynaTree's algorithms as printed.
 """
 
 from specnb.growth import textbook
@@ -11,3 +11,4 @@ from specnb.growth.levels import (
     EAGLE_25, MEDUSA_63, Cape, DynaTree, Eagle2, Frontier, Growth, Pct, Static, at_least_one, best,
     chain, kary, last_level, within,
 )  # fmt: skip
+from specnb.growth.regrown import Stage, Together, regrow, stages

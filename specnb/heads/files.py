@@ -78,7 +78,7 @@ def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Fro
     if model.dtype != torch.float16 and facts["target"] != fingerprint(model):
         raise ValueError(
             f"{weights.name} was trained for a target with fingerprint {facts['target']}, this one has "
-            f"{fingerprint(model)}: train one for it, `python -m specnb.training train NAME --pair FOLDER_OR_NAME`"
+            f"{fingerprint(model)}: train one for it, `python -m training train NAME --pair FOLDER_OR_NAME`"
         )
     tensors = load_tensors(data)
     ids = tensors.pop("ids").long()

@@ -2,11 +2,10 @@
 
 ``look`` has colours, style and files; ``trees`` and ``charts`` draw into Axes; ``stepper`` replays a generation;
 ``explorers``, ``laws`` and ``growing`` are the other widgets, over one ``explorer(controls, render)``; ``source``
-displays an algorithm; ``verdicts`` draws what became of the papers' claims, ``figures`` their figures beside ours.
+displays an algorithm.
 Nothing here shows a figure by itself, and no room imports this one.
 """
 
-from specnb import late
 from specnb.show.charts import draw_mask, draw_text, kinds, ranked, trend
 from specnb.show.explorers import explorer, growth_explorer
 from specnb.show.growing import growing_explorer, record_frames
@@ -15,6 +14,3 @@ from specnb.show.look import COLOURS, INK, LOOKS, save, use_style
 from specnb.show.source import source
 from specnb.show.stepper import stepper
 from specnb.show.trees import draw_tree, legend, score_notes, tree_table
-from specnb.show.verdicts import claims, told
-
-__getattr__, __dir__ = late(__name__, figures="paper_figure")  # the laboratory is loaded with it

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from specnb import growth
 from specnb.growth import Growth
-from specnb.lab import replay
 from specnb.show.look import canvas, png
 from specnb.show.trees import draw_tree, score_notes, tree_table
 from specnb.tree import Draft, TokenTree
@@ -150,7 +149,7 @@ def growth_explorer(
     """
 
     def render(**settings: float) -> Picture:
-        nodes, frontiers = replay.regrow(tree, scores, kind(**settings, **fixed), max_depth=len(tree))
+        nodes, frontiers = growth.regrow(tree, scores, kind(**settings, **fixed), max_depth=len(tree))
         with canvas(11, 5.4) as figure:
             table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
             draw_tree(table, ax=figure.add_axes((0, 0, 1, 1)), notes=score_notes(scores, nodes))

@@ -13,7 +13,7 @@ from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.models import files, prompts
 from specnb.target import Target
-from specnb.training import evaluation, runs
+from training import evaluation, runs
 
 NAMES = ("vdm", "medusa", "eagle", "hass", "talf", "edd")
 MB = 1_000_000

@@ -13,7 +13,7 @@ from specnb.decode import decode
 from specnb.drafters import CausalLMDraft, TreeDrafter
 from specnb.models import PackedLinear, packing
 from specnb.target import Target
-from specnb.training import losses, starts
+from training import losses, starts
 
 # Of the largest number: four forwards one after the other, each at most as long as a tiny model's.
 ALLOWED = rounding(torch.ones(()), products=4 * PRODUCTS)

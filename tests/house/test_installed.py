@@ -38,13 +38,8 @@ WORKS = {
 NEEDS_THE_CHECKOUT = {
     "a head of the repository": "from specnb import heads\nheads.load('hass', None)",
     "its hash": "from specnb import heads\nheads.hashes(['hass'])",
-    "the fastest method": "from specnb.lab import methods\nmethods.method('auto')",
-    "a recording": "from specnb import lab\nlab.recorded('race')",
-    "what a paper prints": "from specnb.lab import paper\npaper.load('ptd')",
     "prompts of our own": "from specnb.models import prompts\nprompts.own()",
     "the corpus": "from specnb.drafters import Datastore\nDatastore.of_corpus()",
-    "recipes of heads": "from specnb.training import recipes",
-    "redrawn figures": "from specnb.show import figures",
 }
 ANOTHER_ERROR = {"a head of one's own": "from specnb import heads\nheads.load('./mine', None)"}
 

@@ -128,7 +128,7 @@ def test_jupyterlab_serves_the_repository_and_opens_the_first_notebook(tmp_path)
     (line,) = commands("-o", "fetch", "lab", f"BIN={Path(sys.executable).parent}")
     with server.running(shlex.split(line), tmp_path, ROOT) as address:
         assert urllib.request.urlopen(address).url == f"{address}/lab/tree/notebooks/00_start_here.ipynb"
-        for name in ("README.md", "specnb/lab/methods.py", "notebooks/00_start_here.ipynb"):
+        for name in ("README.md", "study/methods.py", "notebooks/00_start_here.ipynb"):
             assert urllib.request.urlopen(f"{address}/api/contents/{name}?content=0").status == 200
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{address}/api/contents/00_start_here.ipynb?content=0")

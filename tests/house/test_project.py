@@ -13,15 +13,18 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from specnb import lab, models
+import study
+from specnb import models
 from specnb.models import files
 
 ROOT = files.ROOT
 LOOP = ("tree", "masks", "sampling", "cache", "target", "selfcheck", "decode", "hf")  # the files at the top of specnb/
 # Each room imports only rooms to its left, and the loop: nothing imports show.
-ROOMS = ("models", "verifiers", "growth", "drafters", "heads", "exact", "training", "lab", "show")
+ROOMS = ("models", "verifiers", "growth", "drafters", "heads", "exact", "show")
+MOVED = ("lab", "training")  # files that say where a room of the second edition went
 KEPT = ".ipynb_checkpoints"  # where JupyterLab keeps copies of what was opened in it
-MODULES = sorted(path for path in (ROOT / "specnb").rglob("*.py") if KEPT not in path.parts)
+BESIDE = {"study": ("specnb", "training"), "training": ("specnb",)}  # packages of the checkout, what each may import
+MODULES = sorted(path for name in ("specnb", *BESIDE) for path in (ROOT / name).rglob("*.py") if KEPT not in path.parts)
 
 
 # --- one list of dependencies
@@ -240,8 +243,12 @@ def test_other_paths_are_left_alone(text):
 
 
 def imported(source: str, module: str) -> set[str]:
-    """Rooms and loop files of specnb that a source imports, also inside functions. module: "tree", "lab.run", …"""
-    package = ["specnb", *module.split(".")[:-1]]
+    """What of this project a source imports, also inside functions: rooms and files of specnb by their bare names.
+
+    module: the importing file, "tree" or "growth.levels" in specnb, "study.replay" beside it.
+    """
+    beside = module.split(".")[0] in BESIDE
+    package = module.split(".")[:-1] if beside else ["specnb", *module.split(".")[:-1]]
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -251,17 +258,25 @@ def imported(source: str, module: str) -> set[str]:
             names = [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
         else:
             continue
-        parts = [name.split(".") for name in names]
-        found |= {part[1] for part in parts if part[0] == "specnb" and len(part) > 1}
-    return found & {*LOOP, *ROOMS}
+        for parts in (name.split(".") for name in names):
+            if parts[0] in BESIDE:
+                found.add(parts[0])
+            elif parts[0] == "specnb" and len(parts) > 1 and parts[1] in (*LOOP, *ROOMS):
+                found.add(parts[1])
+    return found
 
 
 def violations(source: str, module: str) -> list[str]:
     """What is wrong with the imports of one module."""
     name = module.split(".")[0]
     others = sorted(imported(source, module) - {name})
-    if name == "__init__":
-        return [f"specnb/__init__.py imports {other}" for other in others]
+    outside = [other for other in others if other in BESIDE]
+    if name in BESIDE:
+        return [f"{module} imports {other}" for other in outside if other not in BESIDE[name]]
+    if outside:
+        return [f"{module}, of the package, imports {other}" for other in outside]
+    if name in ("__init__", *MOVED):
+        return [f"specnb/{name}.py imports {other}" for other in others]
     if name in LOOP:
         return [f"{module}, of the loop, imports the room {other}" for other in others if other in ROOMS]
     if name not in ROOMS:
@@ -271,8 +286,9 @@ def violations(source: str, module: str) -> list[str]:
 
 
 def dotted(path: Path) -> str:
-    """Name under specnb; a package keeps its "__init__", so that relative imports in it resolve."""
-    return ".".join(path.relative_to(ROOT / "specnb").with_suffix("").parts)
+    """Name under specnb, or of a file beside it; a package keeps its "__init__", so that relative imports resolve."""
+    below = path.relative_to(ROOT / "specnb") if path.is_relative_to(ROOT / "specnb") else path.relative_to(ROOT)
+    return ".".join(below.with_suffix("").parts)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
@@ -288,13 +304,14 @@ def test_no_room_imports_one_above_it(path):
         ("decode", "from specnb import verifiers"),
         ("decode", "from .drafters.ngram import NgramDrafter"),
         ("hf", "def f():\n    from specnb.verifiers import by_draw"),
-        ("growth.levels", "from specnb.lab.replay import turn"),
+        ("growth.levels", "from study.replay import turn"),
         ("verifiers.top_down", "from ..exact import law"),
-        ("exact.gallery", "if True:\n    from specnb.lab import run"),
-        ("training.runs", "from specnb.lab import metrics"),
-        ("lab.run", "from specnb import show"),
-        ("lab.__init__", "from ..show import source"),
-        ("heads.files", "import specnb.training as t"),
+        ("exact.gallery", "if True:\n    from study import run"),
+        ("training.runs", "from study import metrics"),
+        ("heads.files", "import training as t"),
+        ("show.trees", "from study.replay import turn"),
+        ("drafters.auto", "from specnb import show"),
+        ("lab", "from specnb import tree"),
         ("__init__", "from specnb import tree"),
         ("unlisted", "import math"),
         ("attic.thing", "import math"),
@@ -309,9 +326,9 @@ def test_a_wrong_import_is_found(module, source):
     [
         ("decode", "from specnb import tree, masks\nimport specnb"),
         ("drafters.ngram", "from specnb.growth import Growth\nfrom . import pools\nfrom .pools import Rows"),
-        ("lab.methods", "from specnb.drafters import TreeDrafter\nfrom specnb.lab import run"),
-        ("show.laws", "from specnb import lab, exact\nfrom specnb.show.look import png"),
-        ("tree", "import torch\nfrom decode import x\nimport mypkg.specnb.lab"),
+        ("study.methods", "from specnb.drafters import TreeDrafter\nfrom study import run\nimport training"),
+        ("show.laws", "from specnb import exact\nfrom specnb.show.look import png"),
+        ("tree", "import torch\nfrom decode import x\nimport mypkg.specnb.show"),
         ("tree", "from specnb import __version__"),
     ],
 )
@@ -322,13 +339,13 @@ def test_a_right_import_is_not(module, source):
 def test_the_house_has_these_rooms_and_no_other():
     top = ROOT / "specnb"
     assert {p.name for p in top.iterdir() if p.is_dir() and p.name[0] not in "._"} == set(ROOMS)
-    assert {p.stem for p in top.glob("*.py")} == {"__init__", *LOOP}
+    assert {p.stem for p in top.glob("*.py")} == {"__init__", *LOOP, *MOVED}
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [*(f"specnb/{room}" for room in ROOMS), *BESIDE])
 def test_a_room_says_what_it_holds(room):
     """Its first docstring names each of its files."""
-    folder = ROOT / "specnb" / room
+    folder = ROOT / room
     said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     names = {p.stem for p in folder.glob("*.py")} - {"__init__", "__main__"}
     assert {name for name in names if name not in said} == set()
@@ -337,22 +354,30 @@ def test_a_room_says_what_it_holds(room):
 # --- command lines
 
 
-@pytest.mark.parametrize("room", ["lab", "models", "training"])
+@pytest.mark.parametrize("room", ["study", "specnb.models", "training"])
 @pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["--hlep"], 2)])
 def test_a_command_line_is_read_before_torch_is_loaded(room, words, status):
     script = (
-        f"import runpy, sys\nsys.argv = ['{room}', *{words}]\ntry:\n    runpy.run_module('specnb.{room}', "
+        f"import runpy, sys\nsys.argv = ['{room}', *{words}]\ntry:\n    runpy.run_module('{room}', "
         f"run_name='__main__', alter_sys=True)\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == f"{status} False"
-    assert "usage: python -m specnb." + room in run.stdout + run.stderr
+    assert "usage: python -m " + room in run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("room", [lab, models], ids=lambda room: room.__name__)
+@pytest.mark.parametrize("room", [study, models], ids=lambda room: room.__name__)
 def test_every_name_of_a_room_whose_files_come_late_is_there(room):
     names = [name for name in dir(room) if not name.startswith("_")]
     assert len(names) > 10
     assert all(getattr(room, name) is not None for name in names)
     with pytest.raises(AttributeError, match=f"module '{room.__name__}' has no attribute 'nothing'"):
         room.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(("room", "place"), [("lab", "study"), ("training", "training")])
+def test_a_room_that_has_moved_says_where_it_went(room, place):
+    for words in (["-m", f"specnb.{room}", "list"], ["-c", f"import specnb.{room}"]):
+        run = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+        assert run.returncode == 1
+        assert f"specnb.{room} is now the package {place}, in a checkout" in run.stderr

@@ -13,11 +13,12 @@ import pandas as pd
 import pytest
 import torch
 
-from specnb import lab, models
-from specnb.lab import __main__ as laboratory
-from specnb.lab import commands
+import study
+from specnb import models
 from specnb.models import files, pairs
-from specnb.training import __main__ as training
+from study import __main__ as laboratory
+from study import commands
+from training import __main__ as training
 
 ROOT = files.ROOT
 PAGES = {path.stem: path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -105,7 +106,7 @@ def understood(line: str, monkeypatch) -> bool:
     _, _, module, *arguments = shlex.split(line, comments=True)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     try:
-        {"specnb.lab": laboratory, "specnb.training": training}[module].main()
+        {"study": laboratory, "training": training}[module].main()
     except (Parsed, SystemExit) as end:
         return isinstance(end, Parsed)
 
@@ -118,10 +119,10 @@ def test_a_command_is_understood(line, monkeypatch):
 @pytest.mark.parametrize(
     "line",
     [
-        "python -m specnb.lab race generate 'hass:nosuch 6' --out x",
-        "python -m specnb.lab race generate --prompts nowhere:2 --out x",
-        "python -m specnb.lab record race --tokens 3",
-        "python -m specnb.training train nobody",
+        "python -m study race generate 'hass:nosuch 6' --out x",
+        "python -m study race generate --prompts nowhere:2 --out x",
+        "python -m study record race --tokens 3",
+        "python -m training train nobody",
     ],
 )
 def test_a_wrong_command_is_not(line, monkeypatch, capsys):
@@ -178,7 +179,7 @@ def test_a_readme_without_marks_is_refused():
 
 
 def test_the_fastest_method_is_the_one_to_run():
-    fastest = lab.speed_ups(lab.recorded("race")).index[0]
+    fastest = study.speed_ups(study.recorded("race")).index[0]
     assert f'methods.method("{fastest}")' in BLOCKS["README"][0][0]
 
 

@@ -15,7 +15,6 @@ from toy import grow
 from specnb import exact, growth, show, verifiers
 from specnb.decode import decode
 from specnb.drafters import NgramDrafter, ProgressiveDrafter
-from specnb.lab import replay
 from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
 from specnb.tree import Drawn
@@ -133,7 +132,7 @@ def recorded(depth: int, first: int = 1):
 
 def searched():
     """A recorded step on which a search with any of these settings can be replayed."""
-    rule = replay.Together(tuple(growth.Salf(12, 3, stop, 4) for stop in (0.0, 0.6)), k=4)
+    rule = growth.Together(tuple(growth.Salf(12, 3, stop, 4) for stop in (0.0, 0.6)), k=4)
     drafter = exact.toy_drafter(exact.random_model(6, 3), rule, Drawn.POINT)
     drafter.begin((0,), Warp(), {})
     draft = drafter.propose(RandomCoins(0), 99)

@@ -5,9 +5,9 @@ from tiny import llama
 from toy import paths
 
 from specnb.drafters import ProgressiveDrafter
-from specnb.lab import metrics
 from specnb.show import growing
 from specnb.target import Target
+from study import metrics
 
 TINY = llama(seed=2)
 

@@ -8,7 +8,7 @@ from tiny import llama
 from tiny_heads import QUICK, V
 
 from specnb import heads, models
-from specnb.training import features, recipes, runs, writing
+from training import features, recipes, runs, writing
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from scipy import stats
 from tiny import llama
 
 from specnb.drafters import Datastore, retrieval
-from specnb.training import corpus, evaluation, openings, runs, writing
+from training import corpus, evaluation, openings, runs, writing
 
 V = 9
 SETTINGS = writing.Settings(rows=6, longest_question=7, longest_answer=10, shortest_question=2)

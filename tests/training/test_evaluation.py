@@ -13,8 +13,8 @@ from specnb import growth, heads, verifiers
 from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.target import Target
-from specnb.training import branches, evaluation, features, runs, writing
 from specnb.tree import TokenTree
+from training import branches, evaluation, features, runs, writing
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -8,7 +8,7 @@ import torch
 from rounding import BFLOAT16
 
 from specnb.models import files
-from specnb.training import features, loop, runs
+from training import features, loop, runs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

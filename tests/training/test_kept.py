@@ -1,4 +1,4 @@
-"""python -m specnb.training: what an interrupted command keeps and says, where it goes on, and what errors advise."""
+"""python -m training: what an interrupted command keeps and says, where it goes on, and what errors advise."""
 
 import json
 import sys
@@ -9,8 +9,8 @@ import pytest
 from tiny import TEMPLATE, llama, tokenizer
 
 from specnb import models
-from specnb.training import __main__ as training
-from specnb.training import corpus, evaluation, features, hints, loop, recipes, runs, writing
+from training import __main__ as training
+from training import corpus, evaluation, features, hints, loop, recipes, runs, writing
 
 PROMPTS = pd.DataFrame(
     {
@@ -189,31 +189,31 @@ def test_prompts_that_make_no_report_are_refused_before_anything_is_loaded(
 
 
 def test_commands_name_the_target():
-    assert hints.command("corpus") == "`python -m specnb.training corpus`"
-    assert hints.command("corpus", "--guided", pair="a b") == "`python -m specnb.training corpus --guided --pair 'a b'`"
+    assert hints.command("corpus") == "`python -m training corpus`"
+    assert hints.command("corpus", "--guided", pair="a b") == "`python -m training corpus --guided --pair 'a b'`"
 
 
 def test_what_is_missing_is_told_with_commands_for_this_target(command, monkeypatch, capsys):
     """Followed word by word, each hint leads to the next, and none into the embedded model's files."""
     own = "--pair 'my model'`"
-    assert f"run `python -m specnb.training corpus {own} first" in refused(capsys, command, "train", "hass")
+    assert f"run `python -m training corpus {own} first" in refused(capsys, command, "train", "hass")
     command("corpus", "--tokens", "500", "--rows", "8")
     said = refused(capsys, command, "train", "hass")
     assert "different tokens, 8192 were asked for: --vocabulary " in said
     said = refused(capsys, command, "train", "hass", "--vocabulary", "64")
-    assert "train eagle first, the head to start from: `python -m specnb.training train eagle --out " in said
+    assert "train eagle first, the head to start from: `python -m training train eagle --out " in said
     assert f"--out 'drafts_of_my model/drafts' {own}" in said
     said = refused(capsys, command, "report")
-    assert f"run `python -m specnb.training train NAME --out 'drafts_of_my model/drafts' {own} first" in said
+    assert f"run `python -m training train NAME --out 'drafts_of_my model/drafts' {own} first" in said
     command("train", "vdm", "--vocabulary", "64")
-    assert f"is missing or damaged: run `python -m specnb.training held-out {own}" in refused(capsys, command, "report")
+    assert f"is missing or damaged: run `python -m training held-out {own}" in refused(capsys, command, "report")
 
 
 def test_the_embedded_models_hints_stay_short(tmp_path):
     for message, call in (
-        ("run `python -m specnb.training corpus` first", lambda: corpus.load(tmp_path)),
-        ("run `python -m specnb.training corpus --guided` first", lambda: corpus.load(tmp_path / "guided")),
-        ("run `python -m specnb.training held-out`", lambda: runs.held_out(tmp_path / "held_out.npz")),
+        ("run `python -m training corpus` first", lambda: corpus.load(tmp_path)),
+        ("run `python -m training corpus --guided` first", lambda: corpus.load(tmp_path / "guided")),
+        ("run `python -m training held-out`", lambda: runs.held_out(tmp_path / "held_out.npz")),
     ):
         with pytest.raises(ValueError, match="run `python") as raised:
             call()

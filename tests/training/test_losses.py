@@ -10,7 +10,7 @@ from rounding import BFLOAT16, rounding, same
 from tiny import randomise
 from tiny_heads import QUICK, fresh
 
-from specnb.training import branches, features, loop, losses
+from training import branches, features, loop, losses
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -1,4 +1,4 @@
-"""python -m specnb.training --pair: from a folder with a model to a head that drafts for it, through the commands."""
+"""python -m training --pair: from a folder with a model to a head that drafts for it, through the commands."""
 
 import sys
 from dataclasses import replace
@@ -10,10 +10,10 @@ from tiny import FAMILIES, TEMPLATE, tokenizer
 from tiny_heads import QUICK
 
 from specnb import heads, models
-from specnb.lab import __main__ as laboratory
-from specnb.lab import sweep
-from specnb.training import __main__ as training
-from specnb.training import corpus, evaluation, recipes, writing
+from study import __main__ as laboratory
+from study import sweep
+from training import __main__ as training
+from training import corpus, evaluation, recipes, writing
 
 CASES = {
     "qwen2 with a chat template": ("qwen2", {"template": TEMPLATE}),
@@ -73,5 +73,5 @@ def test_a_target_of_ones_own_gets_heads_that_draft_for_it(folder, monkeypatch, 
 
 def test_a_head_of_another_target_is_refused_with_the_command_that_makes_one(tmp_path):
     target = FAMILIES["llama"]()
-    with pytest.raises(ValueError, match=r"`python -m specnb.training train NAME --pair FOLDER_OR_NAME`"):
+    with pytest.raises(ValueError, match=r"`python -m training train NAME --pair FOLDER_OR_NAME`"):
         heads.load("eagle", target)

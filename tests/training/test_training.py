@@ -15,7 +15,7 @@ from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.models import files
 from specnb.target import Target
-from specnb.training import branches, features, loop, losses, recipes, runs, starts
+from training import branches, features, loop, losses, recipes, runs, starts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -1,4 +1,4 @@
-"""python -m specnb.training: what it refuses in a line before anything is loaded."""
+"""python -m training: what it refuses in a line before anything is loaded."""
 
 import sys
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from specnb import models
-from specnb.training import __main__ as command
+from training import __main__ as command
 
 
 @pytest.mark.parametrize(
