@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specnb.sampling import Coins, RandomCoins, Warp
 from specnb.target import Target, check_tokens, token_ids
-from specnb.tree import Draft, TokenTree, Verdict
+from specnb.tree import Draft, Drawn, TokenTree, Verdict
 
 Stop = Callable[[Sequence[int]], str | None]  # generated tokens so far → why to stop, or None
 Verifier = Callable[[Draft, Tensor, Coins], Verdict]  # verifier(draft, p (n, V), coins), see specnb.verifiers
@@ -26,16 +26,23 @@ class Drafter(Protocol):
     hidden_layers: the target's hidden states it wants to see, () for none.
     reach: how many positions its auxiliary nodes may lie deeper than max_depth, 0 without such nodes.
     vocabulary: optional; for how many tokens its draft model has logits, None where the draft names their ids.
+    serving: no drafter needs to declare it; ``steps`` sets it to the generation that has begun last with this drafter,
+    and lets no earlier one go on.
     """
 
     hidden_layers: tuple[int, ...]
     reach: int
+    serving: object
 
     def begin(self, prefix: Sequence[int], warp: Warp, hidden: dict[int, Tensor]) -> None:
         """Start a generation. prefix: the prompt, root last; hidden: (len(prefix) - 1, width) each."""
 
     def propose(self, coins: Coins, max_depth: int) -> Draft:
-        """A draft whose root is the last committed token. Nodes deeper than max_depth could not be used."""
+        """A draft whose root is the last committed token. Nodes deeper than max_depth could not be used.
+
+        Where a draft model was asked, the draft names its forwards (``Draft.expansions``); a drafter that merges drafts
+        or drops nodes hands them on.
+        """
 
     def observe(
         self, draft: Draft, path: Sequence[int], next_token: int, hidden: dict[int, Tensor], logits: Tensor
@@ -51,8 +58,9 @@ class Drafter(Protocol):
 class Step:
     """One turn of the loop.
 
-    start: number of committed tokens before it, the root included. p: (m, V), the target's law after each node up to
-    the last candidate.
+    start: number of committed tokens before it, the root included. draft: what was proposed; draft.expansions tells
+    how many nodes each forward of a draft model expanded, and in which time. p: (m, V), the target's law after each
+    node up to the last candidate.
     tokens: what the step commits: the accepted path and the next token, cut at the end of the generation.
     uniforms: the number behind each accept coin, in the order of verdict.trials. seconds: draft, target
     (forward), verify (warp and verifier) and commit (cache and drafter's bookkeeping).
@@ -70,8 +78,11 @@ class Step:
     finish: str | None = None
 
     def light(self) -> "Step":
-        """The same step without the vocabulary-sized tables p and q (the tree is kept as a POINT draft)."""
-        bare = Draft(self.draft.tree, auxiliary=self.draft.auxiliary, scores=self.draft.scores)
+        """The same step without the vocabulary-sized tables p and q.
+
+        What else the draft says is kept, as a POINT draft.
+        """
+        bare = replace(self.draft, q=None, ids=None, drawn=Drawn.POINT)
         return replace(self, draft=bare, p=None)
 
 
@@ -112,23 +123,30 @@ def steps(
     that does not hang off the last committed token. RuntimeError if target or drafter begins another generation before
     this one is over: each serves one at a time.
     """
-    prompt, warp = _checked(target, drafter, verifier, prompt, max_new_tokens), Warp(temperature, top_k, top_p)
+    prompt = _checked(target, drafter, verifier, prompt, max_new_tokens)
+    warp = Warp(temperature, top_k, top_p)
     eos = eos_ids(target.model) if eos is None else ids_of(eos)
     draft_coins, verify_coins = coins(seed, 0), coins(seed, 1)
-    clock, new, finish, mine = Clock(profile), [], None, object()
-    target.serving = drafter.serving = mine
+    clock = Clock(profile)
+    new: list[int] = []
+    finish = None
+    this_generation = object()
+    target.serving = this_generation
+    drafter.serving = this_generation
     with clock("draft"):  # prefill and begin belong to the first step
         target.hidden_layers = tuple(drafter.hidden_layers)
         drafter.begin(prompt, warp, target.prefill(prompt[:-1]))
     for index in count():
         start = len(prompt) + len(new)
         for one in (target, drafter):
-            if one.serving is not mine:
+            if one.serving is not this_generation:
                 raise RuntimeError(f"this {type(one).__name__} has begun another generation: make one for each")
         with clock("draft"):  # a step commits accepted + 1 tokens: deeper nodes could never be used
             draft = drafter.propose(draft_coins, max_new_tokens - len(new) - 1)
         _check_kind(draft, Draft, f"propose of {type(drafter).__name__}")
-        if (root := draft.tree.token_list[0]) != (last := (new or prompt)[-1]):
+        root = draft.tree.token_list[0]
+        last = (new or prompt)[-1]
+        if root != last:
             raise ValueError(f"a draft hangs off the last committed token, {last}; its root is {root} ({drafter!r})")
         with clock("target"):
             scores = target.forward(draft.tree)

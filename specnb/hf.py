@@ -25,7 +25,7 @@ from specnb.cache import ARGUMENT
 from specnb.decode import Drafter, Verifier, steps
 from specnb.sampling import Warp
 from specnb.selfcheck import check_once
-from specnb.target import Target
+from specnb.target import Forwards, Target
 
 WARPERS = {TemperatureLogitsWarper: "temperature", TopKLogitsWarper: "top_k", TopPLogitsWarper: "top_p"}  # in order
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -43,15 +43,20 @@ KINDS = {"token_type_ids", "mm_token_type_ids"}  # of tokens; all zeros: plain t
 
 
 def speculative(
-    drafter: Drafter, verifier: Verifier, *, streamer: BaseStreamer | None = None, graphs=None, check: bool = True
+    drafter: Drafter,
+    verifier: Verifier,
+    *,
+    streamer: BaseStreamer | None = None,
+    forwards: Forwards | None = None,
+    check: bool = True,
 ) -> Callable:
     """A ``custom_generate`` callable that decodes with this drafter and verifier.
 
     Honours the generation config's do_sample, temperature, top_k, top_p, length limits and end tokens, and stopping
     criteria. ``generate`` (transformers 5.23) hands neither its ``streamer=`` nor its ``tokenizer=`` on to a
     custom_generate callable: give a streamer here, and stop strings as a StopStringCriteria. The seed is drawn from
-    torch's global generator if do_sample is set, so ``torch.manual_seed`` decides it. graphs: as in ``Target``, of the
-    very model that generates. check: let a model check itself at its first use (``selfcheck.check_once``).
+    torch's global generator if do_sample is set, so ``torch.manual_seed`` decides it. forwards: as in ``Target``, of
+    the very model that generates. check: let a model check itself at its first use (``selfcheck.check_once``).
     With return_dict_in_generate the output holds the sequences and no cache.
 
     Raises ValueError for what ``generate`` would honour and this loop does not: batches, beams and other searches,
@@ -83,7 +88,7 @@ def speculative(
         seed = int(torch.randint(2**31, (), device="cpu")) if generation_config.do_sample else 0
         length = generation_config.max_length - input_ids.shape[1]
         options = {"max_new_tokens": length, "seed": seed, "stop": stop, "eos": ()}  # ends are stopping criteria
-        target = Target(model, graphs=graphs)
+        target = Target(model, forwards=forwards)
         for step in steps(target, drafter, verifier, input_ids[0].tolist(), **asdict(warp), **options):
             if streamer is not None:
                 streamer.put(torch.tensor(step.tokens, device="cpu"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import index
 from threading import Lock
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -162,11 +163,31 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return model.device
 
 
-def of_model(graphs, model: nn.Module):
-    """Graphs, or None; ValueError if they hold the forwards of another model."""
-    if graphs and graphs.model is not model:
-        raise ValueError(f"these graphs are of another {type(graphs.model).__name__}: make them of the very model")
-    return graphs
+class Forwards(Protocol):
+    """Forwards of one model, done in another way than by calling it.
+
+    ``models.Graphs`` replays recorded ones; those of ``models.Invariant`` have bits that do not depend on the tree.
+    """
+
+    model: nn.Module
+
+    def empty(self) -> TreeCache:
+        """The cache of a new generation."""
+
+    def score(
+        self, cache: TreeCache, rows: Tensor, positions: Tensor, mask: masks.Masks, hidden_layers: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """Logits (n, V) and hidden states of the nodes of a tree behind all that is in the cache; see ``Graphs.score``.
+
+        None for a tree that does not fit: the model is called instead.
+        """
+
+
+def of_model(forwards: Forwards | None, model: nn.Module) -> Forwards | None:
+    """The forwards, or None; ValueError if they are those of another model."""
+    if forwards is not None and forwards.model is not model:
+        raise ValueError(f"these forwards are of another {type(forwards.model).__name__}: make them of the very model")
+    return forwards
 
 
 _BORROWED: WeakKeyDictionary = (
@@ -226,17 +247,28 @@ class Target:
     forward pass that scores its tree. hidden_layers names the hidden states that drafters ask for. window
     (``models.Window``): keep only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the
     model's own text once something has been evicted; its evictor(model) is called with the cache after each commit.
-    graphs: forwards of this model of another kind, recorded ones (``models.Graphs``) or those whose bits do not depend
-    on the tree (``models.Invariant``); empty() makes the cache of a generation, score(...) runs a forward, or returns
-    None for a tree that does not fit. Raises ValueError on a model that cannot score trees.
+    forwards: how this model's forwards are done, if not by calling it: recorded (``models.Graphs``), or so that their
+    bits do not depend on the tree (``models.Invariant``). serving: the generation that has begun last with this target,
+    set by ``decode.steps``, which lets no earlier one go on; None before the first.
+    Raises ValueError on a model that cannot score trees.
     """
 
-    def __init__(self, model: PreTrainedModel, *, hidden_layers: Sequence[int] = (), window=None, graphs=None):
+    serving: object | None = None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        hidden_layers: Sequence[int] = (),
+        window=None,
+        forwards: Forwards | None = None,
+    ):
         if not isinstance(model, PreTrainedModel):
             raise ValueError(f"Target takes a model of transformers (pair.target), got a {type(model).__name__}")
         if why := refusal(model):
             raise ValueError(f"no trees with a {model.config.model_type} model ({type(model).__name__}): {why}")
-        self.model, self.window, self.graphs = model, window, of_model(graphs, model)
+        self.model, self.window = model, window
+        self.forwards = of_model(forwards, model)
         self.dtype = layers_dtype(model)
         self.windowed = masks.layer_kinds(model) != ("full_attention",)
         self.hidden_layers = tuple(hidden_layers)
@@ -265,7 +297,8 @@ class Target:
         check_tokens(tokens, self.readable)
         if len(tokens) >= self.context:
             raise ValueError(f"{len(tokens)} tokens do not fit the context of {self.context}: shorten the prompt")
-        self.cache, self.tree = self.graphs.empty() if self.graphs else TreeCache(), None
+        self.cache = self.forwards.empty() if self.forwards else TreeCache()
+        self.tree = None
         self.evict = self.window and self.window.evictor(self.model)
         if not len(tokens):
             return {}
@@ -288,9 +321,10 @@ class Target:
                 f"{length} committed tokens and a tree of depth {max(tree.depth_list)} do not fit the context "
                 f"of {self.context}: shorten the prompt, max_new_tokens or the tree"
             )
-        mask, first = None, length + (self.evict.evicted if self.evict else 0)
-        places = masks.positions(tree, first)
-        if len(tree) > 1 or (self.graphs and self.windowed):  # a root alone sees what a model lets it see
+        evicted = self.evict.evicted if self.evict else 0
+        places = masks.positions(tree, length + evicted)
+        mask = None
+        if len(tree) > 1 or (self.forwards and self.windowed):  # a root alone sees what a model lets it see
             mask = masks.tree_mask(tree, length, dtype=self.dtype, device=device_of(self.model))
             if self.windowed:
                 columns = torch.cat([torch.arange(length, device="cpu"), places[0]])
@@ -322,9 +356,9 @@ class Target:
 
     @torch.no_grad()
     def _run(self, ids: Tensor, position_ids: Tensor, mask: masks.Masks, **kwargs) -> Scores:
-        if self.graphs and not kwargs:
+        if self.forwards and not kwargs:
             with evaluating(self.model):
-                found = self.graphs.score(self.cache, ids, position_ids, mask, self.hidden_layers)
+                found = self.forwards.score(self.cache, ids, position_ids, mask, self.hidden_layers)
             if found:
                 return Scores(*found)
         device = device_of(self.model)

@@ -1,7 +1,7 @@
 """TokenTree, Draft and Verdict: what drafters propose, masks are cut from, and verifiers walk and return."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -162,6 +162,19 @@ class Drawn(Enum):
     SWOR = "swor"  # drawn from q without replacement
 
 
+@dataclass(frozen=True)
+class Expansion:
+    """One forward of a draft model: what it was given and how long it took.
+
+    nodes: how many nodes were expanded. mass: the sum of their path probabilities, SALF's S_i. seconds: on the wall
+    clock, without waiting for a GPU to finish.
+    """
+
+    nodes: int
+    mass: float
+    seconds: float
+
+
 @dataclass(frozen=True, eq=False)
 class Draft:
     """A token tree together with the law it was drawn from.
@@ -171,7 +184,12 @@ class Draft:
     auxiliary: (n,) bool, nodes that ride the forward pass but never stand for election. They must be extra nodes:
        to take a child that was drawn from q out of the election would bias the output.
     scores: (n,) the drafter's own probability of each path, for growth, figures and calibration.
-    Raises ValueError on shapes that do not fit, and on an elected node below an auxiliary one.
+    sources: (n,) int64, each node's number in the tree that a draft model has grown, -1 for a node that was not drafted
+       by it; None where no draft model was asked. By them TreeDrafter finds its nodes again when some were dropped,
+       or others added.
+    expansions: the forwards of the draft model that made this draft, in their order; () where there were none.
+    Raises ValueError on shapes that do not fit, on an elected node below an auxiliary one, and on sources that name
+    no tree: of the root other than 0, or of a node whose parent has none.
     """
 
     tree: TokenTree
@@ -180,8 +198,14 @@ class Draft:
     ids: Tensor | None = None
     auxiliary: Tensor | None = None
     scores: Tensor | None = None
+    sources: Tensor | None = None
+    expansions: tuple[Expansion, ...] = ()
 
     def __post_init__(self):
+        self._check_law()
+        self._check_nodes()
+
+    def _check_law(self) -> None:
         n = len(self.tree)
         if self.q is None and self.drawn is not Drawn.POINT:
             raise ValueError(f"a draft drawn {self.drawn.name} needs q, the law its children were drawn from")
@@ -194,6 +218,9 @@ class Draft:
                     f"ids must be int64, rising, one token id per column of q ({columns}), "
                     f"got {len(self.ids)} of {self.ids.dtype}"
                 )
+
+    def _check_nodes(self) -> None:
+        n = len(self.tree)
         if self.scores is not None and self.scores.shape != (n,):
             raise ValueError(f"scores must have shape ({n},), got {tuple(self.scores.shape)}")
         if self.auxiliary is not None:
@@ -202,6 +229,14 @@ class Draft:
             flags = self.auxiliary.tolist()
             if flags[0] or any(flags[parent] and not flags[i] for i, parent in enumerate(self.tree.parent_list) if i):
                 raise ValueError("the root, and any node with an elected child, cannot be auxiliary")
+        if self.sources is not None:
+            if self.sources.shape != (n,) or self.sources.dtype != torch.int64:
+                raise ValueError(f"sources must be int64 of shape ({n},), got {_kind(self.sources)}")
+            sources = self.sources.numpy()
+            drafted = sources >= 0
+            above = drafted[self.tree.parents.numpy()[1:]]
+            if sources[0] != 0 or (drafted[1:] & ~above).any():
+                raise ValueError("the source of the root must be 0, and a node with a source needs a parent with one")
 
     @cached_property
     def candidates(self) -> tuple[tuple[int, ...], ...]:
@@ -234,6 +269,22 @@ class Draft:
     def ids_there(self) -> Tensor:
         """ids on the device of q."""
         return self.ids.to(self.q.device)
+
+    def keep(self, nodes: Iterable[int]) -> "Draft":
+        """The draft of the given nodes and the root, in index order, for a POINT draft.
+
+        Raises ValueError if a kept node's parent is left out, and for a draft that was drawn: verifiers take its
+        children for all that were drawn.
+        """
+        if self.drawn is not Drawn.POINT:
+            raise ValueError(f"nodes can be dropped from a POINT draft only, this one was drawn {self.drawn.name}")
+        kept = sorted({0, *nodes})
+        tree = self.tree.keep(kept)
+        parts = {}
+        for name in ("q", "auxiliary", "scores", "sources"):
+            rows = getattr(self, name)
+            parts[name] = None if rows is None else rows[kept]
+        return replace(self, tree=tree, **parts)
 
     def law(self, node: int, vocabulary: int) -> Tensor:
         """q of one node over the whole vocabulary, (V,) float64 on the CPU, summing to one."""

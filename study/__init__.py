@@ -1,19 +1,12 @@
-"""The study: what it takes to judge five papers.
+"""The study: what it takes to judge five papers, in a checkout of the repository.
 
-``methods`` has the grammar of names, and ``names`` tells mistyped ones at once; ``run`` times a method on a prompt or
-compares its text; ``stats`` pairs and gives intervals; ``prices`` and ``replay`` forecast from counts; ``coinless``
-compares verifiers; ``metrics`` measures acceptance; ``gpu`` is what only a GPU is asked; ``sweep`` records blocks;
-``experiments`` is the table of recordings; ``claims`` judges what the papers say by ``values`` of these, and by what
-needs no model: ``theorems`` on small cases, algorithms ``as_printed``, ``arithmetic`` of the numbers in each ``paper``;
-``verdicts`` shows what became of them, ``figures`` the papers' figures beside ours;
-``commands`` run all from the shell.
+``methods`` is the table of all methods by short names; ``measure`` times them on prompts, compares their texts, and
+measures what recordings hold; ``record`` keeps blocks in files, resumable, and ``experiments`` is the table of what is
+recorded. ``metrics`` tells what steps accepted. ``quantities`` makes of recordings what is compared, ``stats`` pairs it
+and gives intervals; ``replay`` says what other growth rules would have done along a recorded text, and ``prices`` what
+forwards cost. ``paper`` has the papers' printed numbers; ``claims`` judges their sentences and ``figures`` redraws
+their figures, a module a paper each; ``verdicts`` shows what became of the claims. ``commands`` run all from the shell:
+``python -m study``.
+
+Import what you need by name: ``from study import experiments, stats``.
 """
-
-from specnb import late
-
-__getattr__, __dir__ = late(
-    __name__, arithmetic="", as_printed="", claims="", coinless="", figures="paper_figure", gpu="", methods="",
-    metrics="", names="", paper="", prices="", replay="", sweep="", theorems="", values="", verdicts="",
-    experiments="EXPERIMENTS listing record recorded stale", run="greedy_text loaded race texts timed",
-    stats="difference interval ratio speed_ups",
-)  # fmt: skip

@@ -1,10 +1,10 @@
-"""What the commands of ``python -m study`` do, given their options."""
+"""What the commands of ``python -m study`` do, given their options. Each returns a table, whose failures end it."""
 
-import argparse
 import multiprocessing
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -16,14 +16,20 @@ from specnb import heads, models
 from specnb.models import prompts, provenance
 from specnb.sampling import Warp
 from specnb.tree import Drawn
-from study import experiments, methods, run, stats
+from study import experiments, methods, prices, stats
 from study.experiments import Experiment
+from study.measure import loading
+from study.methods import METHODS, Auto, Method, label
 
 FEW = 12  # prompts; bootstrap intervals of fewer are too narrow
+NOTHING = pd.DataFrame({"status": []})  # what a command returns that measures nothing
+
+
+# ---- where blocks run ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
+def executors(options: Namespace) -> Iterator[Executor | None]:
     """Where blocks run: here, on a pool of processes, or on a Dask cluster."""
     if options.scheduler:
         from distributed import Client
@@ -31,21 +37,28 @@ def executors(options: argparse.Namespace) -> Iterator[Executor | None]:
         with Client(options.scheduler) as client:
             yield client.get_executor()
     elif options.workers > 1:
-        pool = ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("spawn"))
-        with deaf():
-            for _ in range(options.workers):
-                pool.submit(os.getpid)  # so that all processes are started now
-        try:
+        with processes(options.workers) as pool:
             yield pool
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()  # else the pool would wait for the blocks in flight
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
     else:
         yield None
+
+
+@contextmanager
+def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool whose processes end with an interrupt, in place of finishing their blocks."""
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    with deaf():
+        for _ in range(workers):
+            pool.submit(os.getpid)  # so that all processes are started now
+    try:
+        yield pool
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()  # else the pool would wait for the blocks in flight
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -58,33 +71,43 @@ def deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, heard)
 
 
-def checked_prompts(options: argparse.Namespace) -> list[str]:
-    """The ids of a race's prompts; ValueError on what makes no sense, before anything is loaded."""
+# ---- options that make no sense are told before anything is loaded ------------------------------------------------
+
+
+def checked_prompts(options: Namespace) -> list[str]:
+    """The ids of a race's prompts; ValueError on methods, prompts or a pair that make no sense."""
+    known = raced(options)
     models.check_name(options.pair)
-    check_kernels(options)
-    Warp(options.temperature)
-    known = {name: methods.method(name) for name in options.methods}
     alone = [name for name, made in known.items() if made.head == "pair"]
     if alone and models.PAIRS.get(options.pair, (None, None))[1] is None:
         raise ValueError(f"{alone[0]!r}: {options.pair} has no draft model of its own, name a trained head")
     drawn = [name for name, made in known.items() if made.drawn is not Drawn.POINT]
-    if drawn and (options.texts or options.temperature == 0):
-        raise ValueError(f"{drawn[0]!r} draws its tree: that needs a --temperature above 0")
-    ids = [one for name in options.prompts for one in prompts.chosen(name)]
-    if twice := [name for name in (*options.methods, *ids) if (*options.methods, *ids).count(name) > 1]:
+    if drawn and getattr(options, "temperature", 0.0) == 0:
+        raise ValueError(f"{drawn[0]!r} draws its tree: that needs a race at a --temperature above 0")
+    ids = [one for choice in options.prompts for one in prompts.chosen(choice)]
+    given = [*options.methods, *ids]
+    twice = [name for name in given if given.count(name) > 1]
+    if twice:
         raise ValueError(f"{twice[0]!r} stands twice among methods or --prompts: --repetitions repeats")
     return ids
 
 
-def check_kernels(options: argparse.Namespace) -> None:
+def raced(options: Namespace) -> dict[str, Method]:
+    """The methods of a command by name, changed as its options say."""
+    changes = {"head": options.head, "softened": options.softened, "forwards": options.forwards}
+    return {name: methods.method(name, **changes) for name in options.methods}
+
+
+def check_kernels(options: Namespace) -> None:
     """ValueError on a dtype that is none, or one that cannot be packed here where that was asked for."""
     dtype = options.dtype or models.fastest(models.device())[0]
     kind = models.dtype(dtype)
-    if options.packed and not (models.device().type == "cpu" and models.packing.possible(kind)):
+    can_pack = models.device().type == "cpu" and models.packing.possible(kind)
+    if options.packed and not can_pack:
         raise ValueError(f"--packed needs a CPU with kernels for packed weights of {dtype}")
 
 
-def settled(options: argparse.Namespace) -> dict[str, object]:
+def settled(options: Namespace) -> dict[str, object]:
     """dtype and packed, as asked for; what was left open as load_pair() chooses it, the fastest on this machine."""
     if options.dtype:
         return {"dtype": options.dtype, "packed": bool(options.packed)}
@@ -99,106 +122,100 @@ def settled(options: argparse.Namespace) -> dict[str, object]:
     return {"dtype": dtype, "packed": packed}
 
 
-def race(options: argparse.Namespace) -> pd.DataFrame:
-    """Methods on prompts, timed, or their greedy texts compared; recorded block by block, and shown."""
-    ids = checked_prompts(options)
-    settings = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
-    if options.texts:
-        if options.dtype not in (None, "float32") or options.temperature != 0 or options.packed:
-            raise ValueError("--texts compares greedy float32 texts: leave out --dtype, --temperature and --packed")
-        return measured(Experiment("", "texts", prompts=ids, settings=settings), options)
-    settings |= {"temperature": options.temperature, "repetitions": options.repetitions, "whole": options.whole}
-    settings |= settled(options)
-    return measured(Experiment("", "race", prompts=ids, settings=settings), options)
-
-
-def measured(wanted: Experiment, options: argparse.Namespace) -> pd.DataFrame:
-    """An experiment that stands in no table, recorded in OUT.jsonl and shown."""
-    wanted.keys()  # blocks and heads that make no sense are told before anything is loaded
-    if not options.scheduler:  # what cannot be loaded, or does not fit, is no failure of a method
-        check_pair(wanted)
-    file, command = Path(f"{options.out.removesuffix('.jsonl')}.jsonl"), provenance.command("study")
-    with executors(options) as executor:
-        table = wanted.measure(file, command, executor, options.retry)
-    told(wanted, table)
-    return table
-
-
 def check_pair(wanted: Experiment) -> None:
     """Load the pair of an experiment; OSError or ValueError if it cannot be, or what is to be measured does not fit."""
     settings = wanted.settings
     packed = settings.get("packed", False)
-    pair = run.loaded(settings["pair"], settings.get("dtype", "float32"), packed)
+    pair = loading.loaded(settings["pair"], settings.get("dtype", "float32"), packed)
+    changes = {name: settings[name] for name in ("head", "softened", "forwards") if name in settings}
     for name in settings.get("methods", ()):
-        run.check_fit(name, pair, packed)
+        loading.check_fit(name, methods.method(name, **changes), pair, packed)
     for head in settings.get("heads", ()):
-        run.draft_model(head, pair, 0)
+        loading.draft_model(head, pair, 0)
 
 
-def told(wanted: Experiment, table: pd.DataFrame) -> None:
-    """Print what a recorded table says, by what its blocks measured; a race's first method is its baseline."""
-    good, cell, first = table[table["status"] == "ok"], wanted.cell, [*wanted.settings.get("methods", ()), ""][0]
-    if good.empty:  # the command ends with what failed
-        return
-    if cell == "texts":
-        for name, part in good.groupby("method", sort=False):
-            equal, same = part["equal"].astype(bool).sum(), part["same"].astype(bool).sum()
-            print(f"{name}: {same} of {len(part)} texts are those of generate, {same - equal} but for a near tie")
-    elif cell == "race" and (good["method"] == first).any():
-        found = stats.speed_ups(table, first)
-        print(found[["tau", "speed-up", "low", "high", "token/s", "prompts", "failed"]].round(2).to_string())
-        if level := [name for name in found.index if found["low"][name] <= 1 <= found["high"][name] and name != first]:
-            print(f"not told from {first}, the interval holds 1: {', '.join(level)}")
-        if (count := table["prompt"].nunique()) < FEW:
-            print(f"only {count} of the {FEW} prompts that an interval needs at least: try --prompts own:4")
-    elif cell == "law":
-        print(good[["method", "heat", "outcomes", "p value"]].to_string(index=False))
-    elif cell in ("curves", "shapes"):
-        for recorded, part in good.groupby("graphs"):
-            curves = 1000 * part.pivot(index="nodes", columns="model", values="median")
-            print(curves.round(2).rename_axis(f"nodes, ms{' in graphs' if recorded else ''}").to_string())
+# ---- commands -----------------------------------------------------------------------------------------------------
 
 
-def price(options: argparse.Namespace) -> pd.DataFrame:
+def race(options: Namespace) -> pd.DataFrame:
+    """Methods on prompts, timed; recorded block by block, and shown."""
+    ids = checked_prompts(options)
+    check_kernels(options)
+    Warp(options.temperature)  # ValueError on one that is none
+    settings = common(options)
+    settings |= {"temperature": options.temperature, "repetitions": options.repetitions, "whole": options.whole}
+    settings |= settled(options)
+    return measured(Experiment("", experiments.RACE_CELL, prompts=ids, settings=settings), options)
+
+
+def texts(options: Namespace) -> pd.DataFrame:
+    """Greedy float32 texts of methods beside those of generate; recorded prompt by prompt, and shown."""
+    ids = checked_prompts(options)
+    return measured(Experiment("", experiments.TEXTS_CELL, prompts=ids, settings=common(options)), options)
+
+
+def common(options: Namespace) -> dict[str, object]:
+    """The settings of a race and of texts."""
+    settings = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
+    return settings | {"head": options.head, "softened": options.softened, "forwards": options.forwards}
+
+
+def price(options: Namespace) -> pd.DataFrame:
     """Cost curves of the target's forwards and of heads', behind a prefix; recorded and shown."""
     models.check_name(options.pair)
     check_kernels(options)
     heads.hashes(set(options.heads) - {"pair"})  # ValueError on one that is not there
     settings = {"heads": options.heads, "pair": options.pair, "repetitions": options.repetitions, **settled(options)}
-    settings["prefix"] = options.prefix or run.PREFIX
+    settings["prefix"] = options.prefix or loading.PREFIX
     if not options.scheduler:
-        pair = run.loaded(options.pair, settings["dtype"], settings["packed"])
-        settings["prefix"] = run.measured_behind(pair, options.prefix)
-    return measured(Experiment("", "curves", settings=settings), options)
+        pair = loading.loaded(options.pair, settings["dtype"], settings["packed"])
+        settings["prefix"] = loading.measured_behind(pair, options.prefix)
+    return measured(Experiment("", experiments.CURVES_CELL, settings=settings), options)
 
 
-def gpu(options: argparse.Namespace) -> pd.DataFrame:
-    """The experiments that a GPU is asked, one after the other, what they say, and a forecast at the papers' scale."""
-    tables = {}
-    for name in (name for name in experiments.EXPERIMENTS if name.startswith("gpu_")):
-        print(f"\n{name} on {provenance.facts('')['device']}", flush=True)
-        tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry)
-        told(experiments.EXPERIMENTS[name], tables[name])
-    shapes = tables["gpu_shapes"]
-    if not (shapes["status"] == "failed").any():
-        print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")
-        print(experiments.gpu.forecast(tables["gpu_race"], shapes[shapes["graphs"]]).round(2).to_string())
-    return pd.concat(tables.values())
+def measured(wanted: Experiment, options: Namespace) -> pd.DataFrame:
+    """An experiment that stands in no table, recorded in OUT.jsonl and shown."""
+    wanted.check()  # blocks and heads that make no sense are told before anything is loaded
+    if not options.scheduler:  # what cannot be loaded, or does not fit, is no failure of a method
+        check_pair(wanted)
+    file = Path(f"{options.out.removesuffix('.jsonl')}.jsonl")
+    command = provenance.command("study")
+    with executors(options) as executor:
+        table = wanted.measure(file, command, executor, options.retry)
+    show(wanted, table)
+    return table
 
 
-def record(options: argparse.Namespace) -> pd.DataFrame:
+def record(options: Namespace) -> pd.DataFrame:
     """Experiments by name, one after the other."""
-    tables = []
     for name in options.names:  # names and prompts without sense are told before the first hour is spent
         experiments.chosen(name, options.prompts)
+    tables = []
     with executors(options) as executor:
         for name in options.names:
-            tables.append(experiments.record(name, only=options.prompts, executor=executor, retry=options.retry))
-            print(f"{name}: {tables[-1]['key'].nunique()} blocks, {sum(tables[-1]['status'] == 'failed')} failures")
+            table = experiments.record(name, only=options.prompts, executor=executor, retry=options.retry)
+            failures = (table["status"] == "failed").sum()
+            print(f"{name}: {table['block'].nunique()} blocks, {failures} failures")
+            tables.append(table)
     return pd.concat(tables)
 
 
-def claims(options: argparse.Namespace) -> pd.DataFrame:
+def gpu(options: Namespace) -> pd.DataFrame:
+    """The experiments that a GPU is asked, one after the other, what they say, and a forecast at the papers' scale."""
+    tables = {}
+    for name, wanted in experiments.TABLE.items():
+        if name.startswith("gpu_"):
+            print(f"\n{name} on {provenance.facts('')['device']}", flush=True)
+            tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry)
+            show(wanted, tables[name])
+    shapes = tables["gpu_shapes"]
+    if not (shapes["status"] == "failed").any():
+        print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")
+        print(prices.forecast(tables["gpu_race"], shapes[shapes["graphs"]]).round(2).to_string())
+    return pd.concat(tables.values())
+
+
+def claims(options: Namespace) -> pd.DataFrame:
     """The papers' claims: how many have which verdict, or one paper's with its tests."""
     from study import claims as judging  # now: it brings what no other command needs
 
@@ -207,10 +224,89 @@ def claims(options: argparse.Namespace) -> pd.DataFrame:
     else:
         table = judging.judged(options.paper).set_index("claim")
         print(table[["where", "effect", "ours", "low", "high", "prompts", "verdict"]].round(3).to_string())
-    return pd.DataFrame({"status": []})
+    return NOTHING
 
 
-def listing(options: argparse.Namespace) -> pd.DataFrame:
+def listing(options: Namespace) -> pd.DataFrame:
     """The table of experiments."""
     print(experiments.listing().set_index("name").to_string())
-    return pd.DataFrame({"status": []})
+    return NOTHING
+
+
+def table(options: Namespace) -> pd.DataFrame:
+    """The table of methods, or those with a word in their name."""
+    found = {name: made for name, made in METHODS.items() if options.word in name}
+    if not found:
+        methods.check(options.word)  # ValueError with what may be meant
+    for name, made in found.items():
+        print(f"{name:32} {said(made)}")
+    return NOTHING
+
+
+def said(made: Method) -> str:
+    """A method in a line: who drafts, by which rule, how drawn and verified, where that is not the usual way."""
+    if not made.ours:
+        options = ", ".join(f"{name}={value}" for name, value in made.generate.items())
+        return f"transformers' generate{' with an assistant model' if made.assistant else ''} {options}".rstrip()
+    parts = []
+    if made.head is not None:
+        rule = "sizes by prices" if isinstance(made.grow, Auto) else label(made.grow)
+        parts.append(f"head {made.head}, {rule}")
+    for build in (made.drafter, made.look_up):
+        if build is not None:
+            parts.append(str(build))
+    if made.drawn is not Drawn.POINT:
+        parts.append(f"drawn {made.drawn.name.lower()}, verified by {made.verifier.__name__}")
+    if made.window is not None:
+        parts.append(str(made.window))
+    if made.forwards != methods.USUAL:
+        parts.append(f"forwards {made.forwards}")
+    return "; ".join(parts)
+
+
+# ---- what a recorded table says -----------------------------------------------------------------------------------
+
+
+def show(wanted: Experiment, table: pd.DataFrame) -> None:
+    """Print what a recorded table says, by what its blocks measured."""
+    good = table[table["status"] == "ok"]
+    if good.empty:  # the command ends with what failed
+        return
+    shows = {"texts": show_texts, "race": show_race, "law": show_law, "curves": show_curves, "shapes": show_curves}
+    shows[wanted.cell.name](wanted, good, table)
+
+
+def show_texts(wanted: Experiment, good: pd.DataFrame, table: pd.DataFrame) -> None:
+    """How many texts are those of generate, method by method."""
+    for name, part in good.groupby("method", sort=False):
+        equal = part["equal"].astype(bool).sum()
+        same = part["same"].astype(bool).sum()
+        print(f"{name}: {same} of {len(part)} texts are those of generate, {same - equal} but for a near tie")
+
+
+def show_race(wanted: Experiment, good: pd.DataFrame, table: pd.DataFrame) -> None:
+    """Speed-ups over the first method, which differences the prompts do not tell, and whether there are enough."""
+    baseline = wanted.settings["methods"][0]
+    if not (good["method"] == baseline).any():
+        return
+    found = stats.speed_ups(table, baseline)
+    print(found[["tau", "speed-up", "low", "high", "token/s", "prompts", "failed"]].round(2).to_string())
+    level = [name for name, row in found.iterrows() if name != baseline and row["low"] <= 1 <= row["high"]]
+    if level:
+        print(f"not told from {baseline}, the interval holds 1: {', '.join(level)}")
+    count = table["prompt"].nunique()
+    if count < FEW:
+        print(f"only {count} of the {FEW} prompts that an interval needs at least: try --prompts own:4")
+
+
+def show_law(wanted: Experiment, good: pd.DataFrame, table: pd.DataFrame) -> None:
+    """The chi-square tests."""
+    print(good[["method", "heat", "outcomes", "p value"]].to_string(index=False))
+
+
+def show_curves(wanted: Experiment, good: pd.DataFrame, table: pd.DataFrame) -> None:
+    """Milliseconds by the number of nodes, with graphs apart from without."""
+    for recorded, part in good.groupby("graphs"):
+        curves = 1000 * part.pivot(index="nodes", columns="model", values="median")
+        title = "nodes, ms in graphs" if recorded else "nodes, ms"
+        print(curves.round(2).rename_axis(title).to_string())

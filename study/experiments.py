@@ -1,15 +1,26 @@
-"""Experiments: the table of everything that is recorded in data/results, what each feeds, and how to record it.
+"""Experiments: everything that is recorded in data/results, what each feeds, and how to record it.
 
-``python -m study list`` prints the table with its state, ``python -m study record NAME …`` records what is
-missing (and resumes). A recording is stale if it was made with other heads than the committed ones, by a command that
-is gone, or has other columns than its reader; ``stale()`` says which are.
+A new experiment is a constant of this module, above ``TABLE``, and nothing else:
+
+    TINY_RACE = Experiment(
+        "tiny_race", RACE_CELL, feeds=["06"], minutes=2, prompts=["own:2"],
+        settings={"methods": ["generate", "hass-salf"], "length": 48},
+    )
+
+``python -m study record tiny_race`` records it in data/results/tiny_race.jsonl (what is missing: it resumes), and
+``recorded("tiny_race")`` or ``recorded(TINY_RACE)`` reads it. ``python -m study list`` prints all with their state.
+
+A cell is the function that measures a block; ``Experiment`` says what the fields mean. A recording is stale if it was
+made with other heads than the committed ones or has other columns than its readers know. It is read all the same, and
+says so: ``recorded(…).attrs["stale"]``; ``stale()`` lists all that are.
+
+Own prompts 1 to 4 of each domain are for tuning; what is reported of tuned methods is measured on 5 to 10 (but for
+n-grams' defaults, once tuned on all own prompts). Minutes are estimates on two cores with bfloat16 kernels.
 """
 
 import hashlib
-import inspect
 import json
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,38 +28,141 @@ from pathlib import Path
 
 import pandas as pd
 
-from specnb import heads, models, verifiers
-from specnb.decode import decode
-from specnb.drafters import SelfDrafter
+from specnb import heads, models
+from specnb.growth import EAGLE_25, Cape, DynaTree, Eagle2, OptTree, Pct, Salf, SpecExec, chain, kary
 from specnb.models import files, prompts
-from specnb.target import Target
-from study import coinless, gpu, metrics, prices, replay, run, sweep
-from study.methods import named
+from study import metrics
+from study.measure.branches import alike_block
+from study.measure.forwards import curves_block, shapes_block
+from study.measure.laws import law_block
+from study.measure.race import race_block
+from study.measure.replays import rules_block
+from study.measure.texts import texts_block
+from study.measure.verifiers import verifiers_block
+from study.methods import method
+from study.record import Block, Recorded, grid, identified, read, run, table
 from training.__main__ import COMMANDS as TRAINING
 
-RESULTS, CLAIMS = files.DATA / "results", files.DATA / "claims"
-JUDGED_BY = ("claim", "rows", "value", "methods", "statistic", "at", "direction", "bound")
-
-
-def alike_block(prompt: str, methods: Sequence[str], length: int) -> list[dict[str, object]]:
-    """How alike the branches of greedy self-drafters are (``metrics.alike``, PTD's Figure 1b); one row a method.
-
-    Self-Draft's branches are taken without their prefixes. Steps in which the window or tree may still fill are left
-    out.
-    """
-    pair, rows = run.loaded(), []
-    ids = pair.encode(prompts.text(prompt))
-    for name in methods:
-        drafter = named(name, pair)
-        out = decode(Target(pair.target), drafter, verifiers.greedy, ids, max_new_tokens=length, eos=())
-        tail = drafter.levels if isinstance(drafter, SelfDrafter) else None
-        rows.append({"method": name, **metrics.alike(out.steps[drafter.reach :], tail)})
-    return rows
-
-
-# ---- what was measured ------------------------------------------------------------------------------------------
-
+RESULTS = files.DATA / "results"
 MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".gguf", ".py")
+TARGET = "target "  # before the folder from which a target was loaded, where its hash stands among those of the heads
+REPORTED_BY = ("training", "specnb.training")  # what writes the CSV and JSON of trained heads, and its former name
+
+
+# ---- cells ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """What measures a block, and the columns that readers know of its rows, besides status and error."""
+
+    name: str
+    measure: Callable[..., object]
+    columns: frozenset[str]
+
+
+def _cell(name: str, measure: Callable[..., object], *columns: str) -> Cell:
+    return Cell(name, measure, frozenset(columns))
+
+
+RACE_CELL = _cell(
+    "race", race_block, "method", "repetition", "order", "seconds", "tokens", "steps", "nodes", "auxiliary", "hits",
+    "depth", "prefill", "draft", "target", "verify", "commit", "drafting", "trees", "frontiers", "text", "ids",
+)  # fmt: skip
+TEXTS_CELL = _cell("texts", texts_block, "method", "positions", "equal", "first", "gap", "same")
+RULES_CELL = _cell(
+    "rules", rules_block, "rule", "steps", "nodes", "forwards", "fed", "everywhere", "ranks", "chains"
+)  # fmt: skip
+VERIFIERS_CELL = _cell("verifiers", verifiers_block, "head", "shape", "verifier", "steps", "tau", "given", "nodes")
+CURVES_CELL = _cell("curves", curves_block, "model", "nodes", "quartile", "median", "third quartile")
+SHAPES_CELL = _cell("shapes", shapes_block, "model", "nodes", "quartile", "median", "third quartile")
+LAW_CELL = _cell("law", law_block, "method", "heat", "outcomes", "p value")
+ALIKE_CELL = _cell("alike", alike_block, "method", "branches", "repeated", *metrics.ALIKE)
+
+
+# ---- what an experiment is ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One recording of data/results, or one of a command's own.
+
+    name: of the file; cell: what measures its blocks; feeds: notebooks, by number; minutes: an estimate; prompts: by
+    ``prompts.chosen`` ("own:5-10"), each makes a block; settings: of the cell's function, shared by all blocks; over:
+    settings of which each value makes blocks of its own.
+    """
+
+    name: str
+    cell: Cell
+    feeds: Sequence[str] = ()
+    minutes: int = 0
+    prompts: Sequence[str] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    over: Mapping[str, Sequence] = field(default_factory=dict)
+
+    def blocks(self) -> list[dict]:
+        """The settings of every block; ValueError on a prompt that is not known."""
+        axes = dict(self.over)
+        if self.prompts:
+            axes = {"prompt": [one for name in self.prompts for one in prompts.chosen(name)], **axes}
+        return [{**self.settings, **block} for block in grid(**axes)]
+
+    def heads(self) -> set[str]:
+        """The trained heads that its blocks use: those of its methods, or those by name.
+
+        Where methods are measured, a head by name takes the place of theirs: see ``methods.method``.
+        """
+        if "methods" not in self.settings:
+            return {*self.settings.get("heads", ()), *self.over.get("head", ())} - {"pair"}
+        names = [*self.settings["methods"], self.settings.get("control"), self.settings.get("plain")]
+        other = self.settings.get("head", "")
+        return {_head_of(name, other) for name in names if name} - {None, "pair"}
+
+    def folder(self) -> Path | None:
+        """The folder from which its target is loaded, if it is one of a reader's own."""
+        pair = str(self.settings.get("pair", models.EMBEDDED))
+        return Path(pair) if pair not in models.PAIRS and Path(pair).is_dir() else None
+
+    def weights(self) -> set[str]:
+        """All of which a block's line says the hash: the heads, and the target if it is loaded from a folder."""
+        return self.heads() if self.folder() is None else {*self.heads(), f"{TARGET}{self.folder()}"}
+
+    def hashes(self) -> dict[str, str]:
+        """Hashes of the weights that would be used now; ValueError if a head is not there."""
+        found = heads.hashes(self.heads())
+        if self.folder() is not None:
+            found[f"{TARGET}{self.folder()}"] = folder_hash(self.folder())
+        return found
+
+    def identified(self) -> list[Block]:
+        """Its blocks with the keys under which they are recorded."""
+        return identified(self.cell.name, self.cell.measure, self.blocks())
+
+    def check(self) -> None:
+        """ValueError on blocks or heads that make no sense, before anything is loaded."""
+        self.identified()
+        self.hashes()
+
+    def recorded(self, file: Path) -> list[Recorded]:
+        """Its blocks that are in a file, whatever heads they were made with."""
+        return read(file, self.identified())
+
+    def measure(self, file: Path, command: str, executor: Executor | None = None, retry: bool = False) -> pd.DataFrame:
+        """Measure the blocks that the file lacks; the table of all of them, see ``record.run``."""
+        from study import claims  # now: claims name their experiments
+
+        options = {"command": command, "heads": self.hashes(), "executor": executor, "retry": retry}
+        options["plan"] = claims.planned(self.name)
+        return run(self.cell.name, self.cell.measure, self.blocks(), file, **options)
+
+
+def _head_of(name: str, own: str) -> str | None:
+    """The trained head that a method drafts with; transformers' assistant is the vdm, unless its pair has its own.
+
+    own: the head that drafts in place of the method's.
+    """
+    made = method(name, head=own)
+    return "vdm" if made.assistant else made.head
 
 
 def folder_hash(folder: Path) -> str:
@@ -67,84 +181,579 @@ def _file_hash(path: Path, size: int, changed: int) -> str:
     return files.sha256(path)
 
 
-# ---- the table --------------------------------------------------------------------------------------------------
+# ---- notebook 06: all methods beside each other ---------------------------------------------------------------------
 
-CELLS: dict[str, tuple[Callable, set[str]]] = {  # what a block measures, and the columns that readers know
-    "race": (run.race_block, set(run.ROW)),
-    "texts": (run.texts_block, {"method", "positions", "equal", "first", "gap", "same"}),
-    "rules": (replay.rules_block, set(replay.COLUMNS)),
-    "verifiers": (coinless.verifiers_block, {"method", "rule", "steps", "tau", "given", "nodes"}),
-    "curves": (prices.curves_block, {"model", "nodes", "quartile", "median", "third quartile"}),
-    "law": (gpu.law_block, {"method", "heat", "outcomes", "p value"}),
-    "shapes": (gpu.shapes_block, {"model", "nodes", "quartile", "median", "third quartile"}),
-    "alike": (alike_block, {"method", "branches", "repeated", *metrics.ALIKE}),
-}
+PACKED = {"dtype": "bfloat16", "packed": True}  # how seconds are measured
+OF_RACE = {"length": 96, **PACKED}
+
+RACE = Experiment(
+    "race", RACE_CELL, feeds=["06"], minutes=86, prompts=["own:5-10", "humaneval:6", "gsm100:6"],
+    settings=OF_RACE | {
+        "repetitions": 3,
+        "methods": [
+            "generate", "prompt lookup", "assistant", "undrafted", "auto", "n-gram tree", "retrieval", "self-draft",
+            "ptd, 2 children, depth 4", "vdm-chain-3", "medusa-eagle2-12", "edd-pct", "hass-salf",
+            "hass-salf + n-grams", "hass-salf-8 + retrieval",
+        ],
+    },
+)  # fmt: skip
+
+# Settings for transformers' prompt lookup (METHODS has them) are among the best of these on the tuning prompts.
+LOOKUP = Experiment(
+    "lookup", RACE_CELL, feeds=["06"], minutes=10, prompts=["own:4"],
+    settings=OF_RACE | {
+        "repetitions": 1,
+        "methods": [
+            "generate", "prompt lookup, 3 after 2", "prompt lookup, 5 after 2", "prompt lookup, 10 after 2",
+            "prompt lookup, 20 after 2", "prompt lookup, 5 after 3", "prompt lookup, 10 after 3",
+        ],
+    },
+)  # fmt: skip
+
+# Settings of HASS's tree and of what is merged into it, for the race, likewise: the best by the median.
+TUNED = Experiment(
+    "tuned", RACE_CELL, feeds=["06"], minutes=12, prompts=["own:4"],
+    settings=OF_RACE | {
+        "repetitions": 1,
+        "methods": [
+            "generate", "hass-salf-6 + n-grams 4", "hass-salf-6 + n-grams 8", "hass-salf-8 + n-grams 4",
+            "hass-salf-8 + n-grams 8", "hass-salf + n-grams", "hass-salf-14 + n-grams 2", "hass-eagle2-10 + n-grams 4",
+            "hass-salf-4 + retrieval 12", "hass-salf-6 + retrieval 8", "hass-salf-8 + retrieval",
+        ],
+    },
+)  # fmt: skip
+
+# Does the forecast of notebook 06 hold in another dtype? Counts of the race, these prices, against this race.
+RACE_FLOAT32 = Experiment(
+    "race_float32", RACE_CELL, feeds=["06"], minutes=18, prompts=["own:5-5", "humaneval:1", "gsm100:1"],
+    settings={
+        "length": 96,
+        "repetitions": 3,
+        "methods": [
+            "generate", "prompt lookup", "n-gram tree", "retrieval", "vdm-chain-3", "hass-salf", "hass-salf + n-grams",
+        ],
+    },
+)  # fmt: skip
+
+PRICES_FLOAT32 = Experiment(
+    "prices_float32", CURVES_CELL, feeds=["06"], minutes=3,
+    settings={"heads": ["vdm", "medusa", "edd", "hass"]},
+    over={"prefix": [100, 300]},
+)  # fmt: skip
+
+# Heads with the same tree, and rules with about as many nodes (but for chain and PCT) for the same head.
+EQUAL = Experiment(
+    "equal", RULES_CELL, feeds=["06"], minutes=12, prompts=["own:5-7"],
+    settings={
+        "length": 64,
+        "k": 4,
+        "rules": [
+            chain(4),
+            kary(2, 3),
+            DynaTree(depth=4, branch=3, threshold=0.000001, budget=12),
+            Eagle2(12, depth=4, k=4),
+            Salf(13, beam=3, threshold=0.0, width=4, fill=True),
+            OptTree(12, threshold=0.0, depth=4, width=4),
+            Pct(0.06, k=4, depth=4, leaf=0.04),
+        ],
+    },
+    over={"head": ["vdm", "medusa", "edd", "eagle", "hass", "talf"]},
+)  # fmt: skip
+
+TEXTS = Experiment(
+    "texts", TEXTS_CELL, feeds=["06"], minutes=60, prompts=["own"],
+    settings={
+        "length": 24,
+        "control": "ptd",
+        "methods": [
+            "n-gram tree", "retrieval, 7 nodes", "self-draft", "lookahead", "ptd", "vdm-dynatree-32",
+            "medusa-eagle2-12", "edd-pct", "eagle-eagle2-16", "talf-salf-6", "hass-salf-6", "hass-salf + n-grams",
+            "hass-salf-6, in graphs", "hass-salf-8 + retrieval", "auto",
+        ],
+    },
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One recording of the table data/experiments.toml, which says what the fields mean, or one of a command's own."""
+# ---- notebook 08: bit for bit ---------------------------------------------------------------------------------------
 
-    name: str
-    cell: str
-    feeds: Sequence[str] = ()
-    minutes: int = 0
-    prompts: Sequence[str] = ()
-    settings: Mapping[str, object] = field(default_factory=dict)
-    over: Mapping[str, Sequence] = field(default_factory=dict)
+# Invariant forwards beside undrafted decoding with the same, ordinary ones beside ordinary undrafted decoding.
+BIT_BY_BIT = ["n-gram tree", "ptd", "medusa-eagle2-12", "edd-pct", "hass-salf-6", "hass-eagle2-24",
+              "hass-salf-6 + n-grams 8"]  # fmt: skip
 
-    def blocks(self) -> list[dict]:
-        """The settings of every block; ValueError on a prompt that is not known."""
-        axes = {"prompt": [one for name in self.prompts for one in prompts.chosen(name)]} if self.prompts else {}
-        return [{**self.settings, **cell} for cell in sweep.grid(**axes, **self.over)]
+SAME_BITS = Experiment(
+    "same_bits", TEXTS_CELL, feeds=["08"], minutes=45, prompts=["own:2", "humaneval:3", "gsm100:3"],
+    settings={
+        "length": 48,
+        "plain": "undrafted, invariant",
+        "methods": [f"{name}, invariant" for name in BIT_BY_BIT],
+    },
+    over={"dtype": ["bfloat16", "float16"]},
+)  # fmt: skip
 
-    def keys(self) -> dict[str, dict]:
-        """Its blocks by the keys under which they are recorded with the committed heads."""
-        return sweep.keys(self.cell, CELLS[self.cell][0], self.blocks(), self.heads())
+USUAL_BITS = Experiment(
+    "usual_bits", TEXTS_CELL, feeds=["08"], minutes=15, prompts=["own:1", "humaneval:3", "gsm100:3"],
+    settings={"length": 48, "plain": "undrafted", "methods": BIT_BY_BIT},
+    over={"dtype": ["bfloat16", "float16"]},
+)  # fmt: skip
 
-    def heads(self) -> dict[str, str]:
-        """Hashes of the trained heads that its blocks use, those behind methods by name and heads by name, and of a
-        target that is loaded from a folder."""
-        used = {prices.head_of(name) for name in self.settings.get("methods", ())}
-        used |= {*self.settings.get("heads", ()), *self.over.get("head", ())}
-        found = heads.hashes({name.partition("@")[0] for name in used - {None}} - {"pair"})
-        folder = Path(self.settings.get("pair", models.EMBEDDED))
-        if str(folder) not in models.PAIRS and folder.is_dir():
-            found[f"target {folder}"] = folder_hash(folder)
-        return found
-
-    def measure(self, file: Path, command: str, executor: Executor | None = None, retry: bool = False) -> pd.DataFrame:
-        """Measure the blocks that the file lacks; the table of all of them, see ``sweep.run``."""
-        options = {"command": command, "heads": self.heads(), "executor": executor, "retry": retry}
-        options["plan"] = plan(self.name)
-        return sweep.run(self.cell, CELLS[self.cell][0], self.blocks(), file, **options)
-
-
-TABLE = tomllib.loads(files.in_checkout(files.DATA / "experiments.toml").read_text("utf-8"))
-EXPERIMENTS = {name: Experiment(name, **row) for name, row in TABLE.items()}
+BITS_RACE = Experiment(
+    "bits_race", RACE_CELL, feeds=["08"], minutes=12,
+    prompts=[
+        "conversation-05", "translation-05", "summarisation-05", "question_answering-05", "mathematics-05", "rag-05",
+        "humaneval:6", "gsm100:6",
+    ],
+    settings=PACKED | {
+        "length": 64,
+        "repetitions": 3,
+        "methods": [
+            "undrafted", "undrafted, invariant", "n-gram tree, invariant", "hass-salf-6, invariant",
+            "hass-salf-6 + n-grams 2", "hass-salf-6 + n-grams 2, invariant",
+        ],
+    },
+)  # fmt: skip
 
 
-def plan(name: str) -> str:
-    """A hash of the tests by which claims on an experiment will be judged; empty if there are none, or it has no name.
+# ---- what forwards cost, for several notebooks ----------------------------------------------------------------------
 
-    Each recorded block carries it, so that it shows if a test was changed after the data were there.
-    """
-    tables = [pd.read_csv(path, dtype=str, keep_default_na=False) for path in sorted(CLAIMS.glob("*.csv"))]
-    rows = pd.concat([table.loc[table["experiment"] == name, [*JUDGED_BY]] for table in tables])
-    return hashlib.sha256(rows.to_csv(index=False).encode()).hexdigest()[:16] if name and len(rows) else ""
+PRICES = Experiment(
+    "prices", CURVES_CELL, feeds=["01", "03", "04", "06"], minutes=4,
+    settings={"heads": ["vdm", "medusa", "edd", "eagle", "hass", "talf"], **PACKED},
+    over={"prefix": [100, 300]},
+)  # fmt: skip
 
 
-def chosen(name: str, only: Sequence[str] = ()) -> Experiment:
+# ---- notebook 01: PTD -----------------------------------------------------------------------------------------------
+
+PTD = Experiment(
+    "ptd", RACE_CELL, feeds=["01"], minutes=24, prompts=["own:5-10", "humaneval:24", "gsm100:24"],
+    settings=OF_RACE | {
+        "repetitions": 1,
+        "methods": [
+            "lookahead", "lookahead, no bonus", "self-draft", "self-draft, no bonus", "self-draft, corpus, no bonus",
+            "ptd",
+        ],
+    },
+)  # fmt: skip
+
+PTD_SPEED = Experiment(
+    "ptd_speed", RACE_CELL, feeds=["01"], minutes=16, prompts=["own:5-6", "humaneval:6", "gsm100:6"],
+    settings=OF_RACE | {
+        "repetitions": 3,
+        "methods": ["generate", "vdm-chain-5", "lookahead", "self-draft", "ptd"],
+    },
+)  # fmt: skip
+
+# With two broken verifiers: does ROUGE notice them?
+PTD_SAMPLED = Experiment(
+    "ptd_sampled", RACE_CELL, feeds=["01"], minutes=26, prompts=["own:5-6", "humaneval:6", "gsm100:6"],
+    settings=OF_RACE | {
+        "repetitions": 3,
+        "temperature": 0.5,
+        "keep_ids": True,
+        "methods": [
+            "generate", "vdm-chain-5 iid", "lookahead", "self-draft", "ptd", "ptd as printed", "ptd as coded",
+        ],
+    },
+)  # fmt: skip
+
+PTD_SIZES = Experiment(
+    "ptd_sizes", RACE_CELL, feeds=["01"], minutes=34, prompts=["own:5-10"],
+    settings=OF_RACE | {
+        "repetitions": 1,
+        "methods": [
+            "ptd", "ptd, chained", "ptd, no feedback", "ptd, from prompt",
+            *(f"ptd, {children} children" for children in (1, 2, 3, 6, 8)),
+            *(f"ptd, depth {depth}" for depth in (3, 4, 5, 8)),
+            "ptd, top-k", "ptd, top-p", "lookahead, window 3", "lookahead, window 7", "lookahead",
+        ],
+    },
+)  # fmt: skip
+
+# With the rule that refills the first level, which only the public code has; without it; without its feedback, too.
+PTD_REFILL = Experiment(
+    "ptd_refill", RACE_CELL, feeds=["01"], minutes=9, prompts=["own:5-10"],
+    settings=OF_RACE | {"methods": ["ptd", "ptd, no refill", "ptd, no refill, no feedback"]},
+)  # fmt: skip
+
+PTD_ALIKE = Experiment(
+    "ptd_alike", ALIKE_CELL, feeds=["01"], minutes=7, prompts=["own:5-10"],
+    settings={"methods": ["self-draft", "ptd", "ptd, chained"], "length": 64},
+)  # fmt: skip
+
+
+# ---- notebook 02: traversal verification ----------------------------------------------------------------------------
+
+# Both rules on the same drafted trees, expectations in place of coins.
+OF_TRAVERSAL = {"length": 48, "temperature": 1.0, **PACKED}
+
+TRAVERSAL = Experiment(
+    "traversal", VERIFIERS_CELL, feeds=["02"], minutes=15, prompts=["own:5-10"],
+    settings=OF_TRAVERSAL | {"heads": ["vdm", "hass"], "shapes": [chain(5), kary(2, 5), EAGLE_25]},
+)  # fmt: skip
+
+TRAVERSAL_DEPTHS = Experiment(
+    "traversal_depths", VERIFIERS_CELL, feeds=["02"], minutes=15, prompts=["own:5-10"],
+    settings=OF_TRAVERSAL | {
+        "heads": ["hass"],
+        "shapes": [chain(2), chain(4), chain(6), chain(8), kary(2, 2), kary(2, 3), kary(2, 4), kary(2, 5)],
+    },
+)  # fmt: skip
+
+TRAVERSAL_HEAT = Experiment(
+    "traversal_heat", VERIFIERS_CELL, feeds=["02"], minutes=20, prompts=["own:5-10"],
+    settings={"heads": ["hass"], "shapes": [chain(5), EAGLE_25], "length": 48, **PACKED},
+    over={"temperature": [0.2, 0.4, 0.6, 0.8, 1.0]},
+)  # fmt: skip
+
+# Real coins and seconds.
+TRAVERSAL_RACE = Experiment(
+    "traversal_race", RACE_CELL, feeds=["02"], minutes=40, prompts=["own:5-10"],
+    settings=OF_RACE | {
+        "repetitions": 3,
+        "temperature": 1.0,
+        "methods": [
+            "generate", "hass-chain-5 iid, token-level", "hass-chain-5 iid, traversal", "hass-binary-5 swor, rrsw",
+            "hass-binary-5 swor, traversal", "hass-sparse swor, rrsw", "hass-sparse swor, traversal",
+        ],
+    },
+)  # fmt: skip
+
+
+# ---- notebook 03: DynaTree ------------------------------------------------------------------------------------------
+
+DYNATREE = Experiment(
+    "dynatree", RACE_CELL, feeds=["03"], minutes=27, prompts=["own:5-10"],
+    settings=OF_RACE | {
+        "repetitions": 3,
+        "methods": [
+            "generate", "assistant", "vdm-chain-6", "vdm-chain-6, window 1024", "vdm-dynatree",
+            "vdm-dynatree, depth 4", "vdm-dynatree, depth 3",
+        ],
+    },
+)  # fmt: skip
+
+THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # those of the paper
+
+
+def dynatrees(depths: Iterable[int], branches: Iterable[int], thresholds: Iterable[float]) -> list[DynaTree]:
+    """DynaTree's rule with all combinations of these settings, the thresholds running fastest."""
+    sizes = grid(depth=depths, branch=branches, threshold=thresholds)
+    return [DynaTree(**size) for size in sizes]
+
+
+# With the draft of the race, and with a draft that is right more often (no claim: how the optimum moves).
+DYNATREE_RULES = Experiment(
+    "dynatree_rules", RULES_CELL, feeds=["03"], minutes=24, prompts=["own:5-10"],
+    settings={
+        "length": 96,
+        "k": 4,
+        "wide": [
+            DynaTree(depth=12, branch=4, threshold=0.01, budget=4000),
+            DynaTree(threshold=0.000001),
+            DynaTree(first=3),
+            Pct(0.03, k=3, depth=9, leaf=0.0),
+            chain(6),
+        ],
+        "rules": [
+            *dynatrees(range(3, 9), range(1, 5), THRESHOLDS),
+            *dynatrees([1, 2], [3], THRESHOLDS),
+            *dynatrees([1, 2, 3, 4, 8], [3], [0.2, 0.3, 0.5]),
+            *dynatrees([10, 12], [3], [0.01, 0.03]),
+            chain(1),
+            chain(6),
+            DynaTree(threshold=0.000001),
+            DynaTree(first=3),
+            Pct(0.03, k=3, depth=9, leaf=0.0),
+            Pct(0.03, k=3, depth=9, leaf=0.03),
+        ],
+    },
+    over={"head": ["vdm", "hass"]},
+)  # fmt: skip
+
+# One text a prompt, its first 100 to 1000 tokens; it goes on after its end token, as in the paper's public code.
+DYNATREE_LENGTHS = Experiment(
+    "dynatree_lengths", RULES_CELL, feeds=["03"], minutes=30, prompts=["dynatree", "own:5-6"],
+    settings={
+        "length": 1000,
+        "lengths": [100, 200, 300, 500, 1000],
+        "k": 4,
+        "wide": [DynaTree(branch=4, threshold=0.01, budget=4000), chain(6)],
+        "rules": [chain(6), *dynatrees(range(3, 9), range(2, 5), THRESHOLDS)],
+    },
+    over={"head": ["vdm"]},
+)  # fmt: skip
+
+DYNATREE_TEXTS = Experiment(
+    "dynatree_texts", TEXTS_CELL, feeds=["03"], minutes=6, prompts=["own:5-10"],
+    settings={"length": 48, "control": "vdm-dynatree", "methods": ["vdm-dynatree"]},
+)  # fmt: skip
+
+
+# ---- notebook 04: EDD and PCT ---------------------------------------------------------------------------------------
+
+EDD = Experiment(
+    "edd", RACE_CELL, feeds=["04"], minutes=32, prompts=["own:5-10"],
+    settings=OF_RACE | {
+        "repetitions": 3,
+        "methods": [
+            "generate", "vdm-chain-5", "medusa-chain-4", "eagle-chain-5", "edd-chain-5", "edd-eagle2-50",
+            "edd-pct at .061", "edd-pct at .061, leaves kept",
+        ],
+    },
+)  # fmt: skip
+
+EDD_SAMPLED = Experiment(
+    "edd_sampled", RACE_CELL, feeds=["04"], minutes=16, prompts=["own:5-10"],
+    settings=OF_RACE | {
+        "repetitions": 2,
+        "temperature": 1.0,
+        "methods": [
+            "vdm-chain-5", "medusa-chain-4", "eagle-chain-5", "edd-chain-5", "edd-eagle2-50", "edd-pct at .0369",
+        ],
+    },
+)  # fmt: skip
+
+EDD_RULES = Experiment(
+    "edd_rules", RULES_CELL, feeds=["04"], minutes=27, prompts=["own:5-10"],
+    settings={
+        "length": 64,
+        "wide": [chain(10), Eagle2(50), Pct(0.01)],
+        "rules": [
+            chain(5), chain(10), kary(3, 5), Cape(), Eagle2(50), Eagle2(20),
+            *(Pct(cost) for cost in (0.01, 0.02, 0.0279, 0.0369, 0.061, 0.1, 0.2, 0.3)),
+            Pct(0.0369, leaf=0.0),
+        ],
+    },
+    over={"head": ["edd"]},
+)  # fmt: skip
+
+# Does EDD draft better trees with its logits divided by the temperature that calibrates it on the tuning prompts?
+EDD_TEMPERATURE = Experiment(
+    "edd_temperature", RULES_CELL, feeds=["04"], minutes=6, prompts=["own:5-10"],
+    settings={"length": 64, "k": 5, "rules": [Eagle2(12, depth=6, k=5)]},
+    over={"head": ["edd"], "softened": [1.0, 0.9]},
+)  # fmt: skip
+
+EDD_WIDTHS = Experiment(
+    "edd_widths", RULES_CELL, feeds=["04"], minutes=15, prompts=["gsm100:24"],
+    settings={
+        "length": 64,
+        "wide": [Eagle2(50), Pct(0.0369, k=10)],
+        "rules": [Eagle2(50), Pct(0.0369), *(Pct(0.0369, k=width) for width in (1, 2, 3, 4, 6, 8, 10))],
+    },
+    over={"head": ["edd"]},
+)  # fmt: skip
+
+
+# ---- notebook 05: SALF and TALF -------------------------------------------------------------------------------------
+
+SIXTY = ["beam-60", "optimal-60", "salf-60"]  # sixty nodes by three rules
+
+SALF = Experiment(
+    "salf", RACE_CELL, feeds=["05"], minutes=70, prompts=["own:5-8", "humaneval:6", "gsm100:6"],
+    settings=OF_RACE | {
+        "repetitions": 3,
+        "methods": ["generate", *(f"{head}-{tree}" for head in ("eagle", "hass", "talf") for tree in SIXTY)],
+    },
+)  # fmt: skip
+
+SALF_SAMPLED = Experiment(
+    "salf_sampled", RACE_CELL, feeds=["05"], minutes=16, prompts=["own:5-8", "humaneval:6", "gsm100:6"],
+    settings=PACKED | {
+        "length": 64,
+        "repetitions": 3,
+        "temperature": 1.0,
+        "methods": ["generate", "eagle-beam-60", "hass-beam-60", "talf-salf-60"],
+    },
+)  # fmt: skip
+
+TENTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+SALF_RULES = Experiment(
+    "salf_rules", RULES_CELL, feeds=["05"], minutes=22, prompts=["own:5-8", "humaneval:6", "gsm100:6"],
+    settings={
+        "length": 64,
+        "wide": [Salf(60, 10, 0.0, width=10), Salf(60, 10, 0.6, width=10), Eagle2(59, depth=8),
+                 OptTree(60, 0.5, depth=8, width=10)],
+        "rules": [
+            *(Salf(60, 10, threshold, width=10) for threshold in TENTHS),
+            *(Salf(60, 10, threshold, width=10, fill=True) for threshold in TENTHS),
+            *(Eagle2(59, depth) for depth in range(1, 9)),
+            *(Eagle2(28, depth) for depth in range(1, 6)),
+            *(Eagle2(20, depth) for depth in range(1, 6)),
+            OptTree(60, 0.5, depth=8, width=10),
+        ],
+    },
+    over={"head": ["talf"]},
+)  # fmt: skip
+
+# Children asked of a node: ten, or as many as a tree of sixty could hold; and SpecExec's search.
+SALF_SEARCH = Experiment(
+    "salf_search", RULES_CELL, feeds=["05"], minutes=30, prompts=["own:5-8", "humaneval:6", "gsm100:6"],
+    settings={
+        "length": 64,
+        "k": 60,
+        "rules": [
+            Salf(60, 10, 0.0, width=10), Salf(60, 10, 0.0, width=60),
+            Salf(60, 10, 0.6, width=10), Salf(60, 10, 0.6, width=60),
+            SpecExec(59, 10, width=10), SpecExec(59, 10, width=60),
+        ],
+    },
+    over={"head": ["talf"]},
+)  # fmt: skip
+
+# Optimal search beside the beam, the same nodes, whatever the draft was trained with; on prompts on which the two had
+# not been compared before this test was written.
+SALF_HEADS = Experiment(
+    "salf_heads", RULES_CELL, feeds=["05"], minutes=30, prompts=["own:9-10", "humaneval:7-18", "gsm100:7-18"],
+    settings={"length": 64, "k": 60, "rules": [Salf(60, 10, 0.0, width=60), Eagle2(59, depth=8)]},
+    over={"head": ["eagle", "hass", "talf"]},
+)  # fmt: skip
+
+
+# ---- what a GPU is asked, all by one command: python -m study gpu (minutes there; a CPU takes hours) ----------------
+
+GPU_TEXTS = Experiment(
+    "gpu_texts", TEXTS_CELL, feeds=["06"], minutes=1, prompts=["own:1"],
+    settings={
+        "length": 48,
+        "control": "ptd",
+        "methods": [
+            "undrafted, in graphs", "n-gram tree, in graphs", "ptd, in graphs", "vdm-chain-3, in graphs",
+            "medusa-eagle2-12, in graphs", "edd-pct, in graphs", "hass-salf-6", "hass-salf-6, in graphs",
+        ],
+    },
+)  # fmt: skip
+
+GPU_LAW = Experiment(
+    "gpu_law", LAW_CELL, feeds=["06"], minutes=1, prompts=["conversation-01"],
+    settings={
+        "draws": 400,
+        "temperature": 1.0,
+        "methods": [
+            "vdm-binary-2 swor, traversal, in graphs", "hass-binary-2 swor, rrsw, in graphs", "hass-salf-6, in graphs",
+        ],
+    },
+)  # fmt: skip
+
+GPU_PRICES = Experiment(
+    "gpu_prices", CURVES_CELL, feeds=["06"], minutes=1,
+    settings={
+        "heads": ["vdm", "edd", "hass"],
+        "dtype": "bfloat16",
+        "repetitions": 7,
+        "sizes": [1, 2, 4, 8, 16, 32, 64, 128],
+    },
+    over={"graphs": [False, True]},
+)  # fmt: skip
+
+OF_GPU_RACE = {"length": 96, "repetitions": 1, "dtype": "bfloat16"}
+
+GPU_RACE = Experiment(
+    "gpu_race", RACE_CELL, feeds=["06"], minutes=2, prompts=["own:2"],
+    settings=OF_GPU_RACE | {
+        "methods": [
+            "generate", "undrafted, in graphs", "prompt lookup", "assistant", "n-gram tree, in graphs",
+            "retrieval, in graphs", "edd-pct, in graphs", "hass-salf-6, in graphs",
+            "hass-salf-6 + n-grams 8, in graphs",
+        ],
+    },
+)  # fmt: skip
+
+GPU_SAMPLED = Experiment(
+    "gpu_sampled", RACE_CELL, feeds=["06"], minutes=1, prompts=["own:1"],
+    settings=OF_GPU_RACE | {
+        "temperature": 1.0,
+        "methods": [
+            "generate", "undrafted, in graphs", "prompt lookup", "vdm-binary-3 swor, traversal, in graphs",
+            "hass-binary-3 swor, traversal, in graphs", "n-gram tree, in graphs", "hass-salf-6, in graphs",
+            "hass-salf-6 + n-grams 8, in graphs",
+        ],
+    },
+)  # fmt: skip
+
+GPU_SIZES = Experiment(
+    "gpu_sizes", RACE_CELL, feeds=["06"], minutes=1, prompts=["own:1"],
+    settings=OF_GPU_RACE | {
+        "methods": [
+            "generate", "undrafted, in graphs",
+            *(f"hass-beam-{nodes}, in graphs" for nodes in (7, 15, 31, 63, 127)),
+        ],
+    },
+)  # fmt: skip
+
+# Qwen2.5-7B and -0.5B as their configurations describe them, with random weights.
+GPU_SHAPES = Experiment(
+    "gpu_shapes", SHAPES_CELL, feeds=["06"], minutes=1,
+    settings={
+        "repetitions": 5,
+        "sizes": [1, 2, 4, 8, 16, 32, 64, 128],
+        "target": {
+            "model_type": "qwen2",
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": False,
+        },
+        "draft": {
+            "model_type": "qwen2",
+            "vocab_size": 151936,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    },
+    over={"graphs": [False, True]},
+)  # fmt: skip
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def table_of(constants: Iterable[object]) -> dict[str, Experiment]:
+    """The experiments among these, by name; ValueError if two have the same."""
+    found: dict[str, Experiment] = {}
+    for one in constants:
+        if not isinstance(one, Experiment):
+            continue
+        if one.name in found:
+            raise ValueError(f"two experiments have the name {one.name!r}")
+        found[one.name] = one
+    return found
+
+
+TABLE = table_of(list(globals().values()))  # every constant above
+
+
+def experiment(wanted: str | Experiment) -> Experiment:
+    """An experiment by its name, or itself; ValueError naming the known ones otherwise."""
+    if isinstance(wanted, Experiment):
+        return wanted
+    if wanted not in TABLE:
+        raise ValueError(f"unknown experiment {wanted!r}: known are {', '.join(TABLE)}")
+    return TABLE[wanted]
+
+
+def chosen(wanted: str | Experiment, only: Sequence[str] = ()) -> Experiment:
     """An experiment, or some of its prompts, by ``prompts.chosen``; ValueError on what it has not."""
-    known = EXPERIMENTS[check(name)]
-    wanted = replace(known, prompts=tuple(only)) if only else known
-    if foreign := {b.get("prompt") for b in wanted.blocks()} - {b.get("prompt") for b in known.blocks()}:
-        raise ValueError(f"{min(foreign)} is no prompt of {name}, whose prompts are {', '.join(known.prompts)}")
-    return wanted
+    known = experiment(wanted)
+    some = replace(known, prompts=tuple(only)) if only else known
+    foreign = {block.get("prompt") for block in some.blocks()} - {block.get("prompt") for block in known.blocks()}
+    if foreign:
+        raise ValueError(f"{min(foreign)} is no prompt of {known.name}, whose prompts are {', '.join(known.prompts)}")
+    return some
 
 
 def record(
-    name: str,
+    wanted: str | Experiment,
     *,
     only: Sequence[str] = (),
     folder: Path = RESULTS,
@@ -155,86 +764,135 @@ def record(
 
     only: see ``chosen``.
     """
-    wanted = chosen(name, only)
+    some = chosen(wanted, only)
     workers = f" --workers {executor._max_workers}" if isinstance(executor, ProcessPoolExecutor) else ""
-    return wanted.measure(folder / f"{name}.jsonl", f"python -m study record {name}{workers}", executor, retry)
+    return some.measure(_file(some, folder), f"python -m study record {some.name}{workers}", executor, retry)
 
 
-def recorded(name: str, folder: Path = RESULTS) -> pd.DataFrame:
+def _file(wanted: Experiment, folder: Path) -> Path:
+    return folder / f"{wanted.name}.jsonl"
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def recorded(wanted: str | Experiment, folder: Path = RESULTS) -> pd.DataFrame:
     """A recorded experiment, one row a run, with the column domain; ValueError if there is none of that name.
 
-    Only its own blocks, recorded with the committed heads and the present settings.
+    Only its own blocks, with the present settings. Reading needs no weights: whether the recording is stale is in
+    attrs["stale"], in words, which are empty if it is not.
     """
-    table = sweep.load(folder / f"{check(name)}.jsonl")
-    table = table[table["key"].isin(EXPERIMENTS[name].keys())].reset_index(drop=True)
-    if table.empty:
-        raise ValueError(f"{name} is not recorded yet, as it is now: `python -m study record {name}`")
-    return table.assign(domain=prompts.domains(table["prompt"])) if "prompt" in table else table
+    known = experiment(wanted)
+    blocks = known.recorded(_file(known, folder))
+    if not blocks:
+        raise ValueError(f"{known.name} is not recorded yet, as it is now: `python -m study record {known.name}`")
+    found = table(blocks)
+    if "prompt" in found:
+        found = found.assign(domain=prompts.domains(found["prompt"]))
+    found.attrs["stale"] = doubts(blocks, known)
+    return found
 
 
-def check(name: str) -> str:
-    """The name of an experiment; ValueError naming the known ones otherwise."""
-    if name not in EXPERIMENTS:
-        raise ValueError(f"unknown experiment {name!r}: known are {', '.join(EXPERIMENTS)}")
-    return name
-
-
-def missing(name: str, folder: Path = RESULTS) -> int:
-    """How many blocks of an experiment are not recorded, with the committed heads and the present settings, or failed
-    in part."""
-    table, known = sweep.load(folder / f"{name}.jsonl"), EXPERIMENTS[check(name)].keys()
-    return len(set(known) - (set(table["key"]) - set(table["key"][table["status"] == "failed"])))
+def missing(wanted: str | Experiment, folder: Path = RESULTS) -> int:
+    """How many blocks of an experiment are to be recorded: those that are not there as they are set now, that failed
+    in part, or that were made with other heads than the committed ones."""
+    known = experiment(wanted)
+    blocks = known.recorded(_file(known, folder))
+    good = [one for one in blocks if not one.failed and not replaced(one.line["heads"], known.weights())]
+    return len(known.blocks()) - len(good)
 
 
 def listing(folder: Path = RESULTS) -> pd.DataFrame:
     """One row an experiment: name, notebooks it feeds, cell, blocks recorded and in all, minutes, state."""
-    problems, rows = stale(folder), []
-    for name, wanted in EXPERIMENTS.items():
-        count = len(wanted.blocks())
+    problems = stale(folder)
+    rows = []
+    for name, known in TABLE.items():
+        count = len(known.blocks())
         done = count - missing(name, folder)
-        state = problems.get(f"{name}.jsonl") or ("complete" if done == count else "begun" if done else "to record")
-        rows.append((name, " ".join(wanted.feeds), wanted.cell, done, count, wanted.minutes, state))
+        state = problems.get(f"{name}.jsonl") or _state(done, count)
+        rows.append((name, " ".join(known.feeds), known.cell.name, done, count, known.minutes, state))
     return pd.DataFrame(rows, columns=["name", "notebooks", "cell", "recorded", "blocks", "minutes", "state"])
 
 
+def _state(done: int, count: int) -> str:
+    if done == count:
+        return "complete"
+    return "begun" if done else "to record"
+
+
 def stale(folder: Path = RESULTS) -> dict[str, str]:
-    """Why recordings cannot be read as they are, by file name: other heads, a gone command, other columns."""
-    found = {}
-    for path in sorted((*folder.glob("*.jsonl"), *folder.glob("*.json"))):
-        if path.suffix == ".jsonl":
-            table = sweep.load(path)
-            if path.stem not in EXPERIMENTS:
-                reason = "no experiment has this name"
-            elif table.empty:
-                reason = "it has no whole block"
-            elif odd := _columns(table) ^ (CELLS[EXPERIMENTS[path.stem].cell][1] - {"status", "error"}):
-                reason = f"unknown or missing columns {', '.join(sorted(odd))}"
-            else:
-                reason = replaced([json.loads(text) for text in set(table["heads"])])
-        else:
-            facts = json.loads(path.read_text(encoding="utf-8"))
-            runs = facts.get("runs", [facts])
-            gone = [r for r in runs if r["command"].split()[2:3] != ["training"]
-                    or r["command"].split()[3] not in TRAINING]  # fmt: skip
-            used = [run.get("head_sha256", {}) for run in runs]
-            reason = "its command is gone" if gone else replaced(used) if all(used) else "it names no heads"
-        if reason:
-            found[path.name] = reason
-    return found
+    """What is wrong with recordings, by file name: other heads, a gone command, other columns."""
+    reasons = {path.name: _doubts_about_recording(path) for path in sorted(folder.glob("*.jsonl"))}
+    reasons |= {path.name: _doubts_about_report(path) for path in sorted(folder.glob("*.json"))}
+    return {name: reason for name, reason in sorted(reasons.items()) if reason}
 
 
-def _columns(table: pd.DataFrame) -> set[str]:
-    """The columns that a cell measured: not the block's settings, nor where it was measured."""
-    own = {"heads", "key", "cell", "processor", "device", "torch", "date", "command", "plan", "status", "error"}
-    cells = set(table["cell"]) & set(CELLS)
-    settings = {name for cell in cells for name in inspect.signature(CELLS[cell][0]).parameters}
-    return set(table.columns) - own - settings
+def _doubts_about_recording(path: Path) -> str:
+    blocks = read(path)
+    if path.stem not in TABLE:
+        return "no experiment has this name"
+    if not blocks:
+        return "it has no whole block"
+    return doubts(blocks, TABLE[path.stem])
 
 
-def replaced(used: Sequence[dict[str, str]]) -> str:
-    """In words, which heads are other files now; nothing if all are those of the committed cards, variants' too."""
-    cards = {card.stem: card for folder in ("variants", ".") for card in (heads.FOLDER / folder).glob("*.json")}
-    names = {name for each in used for name in each if name.partition("@")[0] in cards}
-    now = {name: json.loads(cards[name.partition("@")[0]].read_text("utf-8"))["sha256"] for name in names}
-    other = sorted({name for each in used for name, digest in each.items() if now.get(name) != digest})
+def _doubts_about_report(path: Path) -> str:
+    """The same for one of the tables of trained heads, by the facts beside it."""
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    runs = facts.get("runs", [facts])
+    for each in runs:
+        words = each["command"].split()
+        if words[2] not in REPORTED_BY or words[3] not in TRAINING:
+            return "its command is gone"
+    used = [each.get("head_sha256", {}) for each in runs]
+    if not all(used):
+        return "it names no heads"
+    return _made_with_other({name for each in used for name in replaced(each)})
+
+
+def doubts(blocks: Sequence[Recorded], known: Experiment) -> str:
+    """Why recorded blocks are not what would be measured now, in words; empty if they are.
+
+    The heads are others than the committed ones, or the columns others than those that readers know.
+    """
+    odd: set[str] = set()
+    for one in blocks:
+        for row in one.rows[:1]:
+            odd |= (row.keys() ^ known.cell.columns) - {"status", "error"} - one.line["settings"].keys()
+    if odd:
+        return f"unknown or missing columns {', '.join(sorted(odd))}"
+    keys = {block.key for block in known.identified()}
+    other: set[str] = set()
+    for one in blocks:
+        of_now = one.line["block"] in keys  # else its settings are not the present ones, and its methods may be gone
+        other |= replaced(one.line["heads"], known.weights() if of_now else None)
+    return _made_with_other(other)
+
+
+def _made_with_other(names: Iterable[str]) -> str:
+    other = sorted(names)
     return f"made with other heads: {', '.join(other)}" if other else ""
+
+
+def replaced(used: Mapping[str, str], wanted: Iterable[str] | None = None) -> set[str]:
+    """The heads that are other files now than those used; of which nothing is known count as the same.
+
+    wanted: the names of what would be used now, where these are known: then others than these are replaced, too.
+    """
+    now = {name: known_hash(name) for name in used}
+    other = {name for name, digest in used.items() if now[name] not in (None, digest)}
+    return other if wanted is None else other | (set(used) ^ set(wanted))
+
+
+def known_hash(name: str) -> str | None:
+    """The SHA-256 of a committed head, variants too, by its card; of weights of one's own, by these; None: unknown."""
+    if name.startswith(TARGET):
+        folder = Path(name.removeprefix(TARGET))
+        return folder_hash(folder) if folder.is_dir() else None
+    if "/" in name:
+        weights = heads.path(name).with_suffix(".safetensors")
+        return files.sha256(weights) if weights.exists() else None
+    for card in (heads.FOLDER / f"{name}.json", heads.FOLDER / "variants" / f"{name}.json"):
+        if card.exists():
+            return json.loads(card.read_text(encoding="utf-8"))["sha256"]
+    return None

@@ -1,248 +1,104 @@
-"""Methods by name: what is raced and swept, as commands, cells and figures spell it.
+"""Methods: what is raced, swept and shown, as one table of Python objects under short names.
 
-``generate``, ``prompt lookup``, ``assistant``: transformers' own; the assistant is the pair's draft model or the vdm;
-``prompt lookup 5 3``: with up to five tokens after a match of up to three, in place of what was best on tuning prompts
-``generate as shipped``: generate with unpacked weights where all others are raced with packed ones
-``undrafted``: our loop without drafts
-``n-gram tree``, ``retrieval store=own``, ``ptd children=2``, ``self_draft corpus=own``, ``lookahead window=7``:
-drafters without a trained draft, with settings
-``edd:pct 0.06``, ``pair:eagle2 50,6,10``: a trained head (or the pair's own draft model) and a growth rule
-``my/drafts/edd:pct 0.06``: a head of one's own, by its path without suffix
-``vdm:vct swor traversal``: how its children come about (point, iid, swor) and who verifies them
-``talf:salf 6,3,0.8,10 + retrieval store=own``: paths that were looked up (or ``ngram …``) merged into its tree
-``hass:auto + retrieval store=own``: sizes by this machine's prices and by experience (``drafters.AutoDrafter``), also
-merged with a look-up; ``auto`` is short for this one, ``pair:auto + retrieval`` is the like for other pairs
-``vdm:linear``, ``vdm:streaming 256``, ``vdm:dynatree``: DynaTree's Table 1
-``edd:pct 0.06 in graphs``: any of ours, the forwards of target and draft recorded (``models.Graphs``)
-``edd:pct 0.06 invariant``: any of ours, the target's forwards by the same bits on any tree (``models.Invariant``)
-``ptd as printed``, ``ptd as coded``: negative controls, drafts of tokens verified by a broken rule (LOSSY)
+A method is transformers' own ``generate`` with some options, a tree that a trained head (or the pair's own draft
+model) grows by a rule, or a drafter that needs no trained draft. ``METHODS`` has all that was ever recorded, and all
+that the documentation speaks of; a method of one's own is one more entry:
+
+    METHODS["mine"] = Method(head="edd", grow=Pct(0.06))
+
+Commands, recordings and notebooks name methods by their keys in the table. Growth rules are objects of
+``specnb.growth``; ``label`` is how recordings spell them, and nothing ever reads such a spelling back.
 """
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import cache
-from inspect import signature
-from itertools import product
 
-from specnb import drafters, growth, heads, models, verifiers
+from specnb import drafters, heads, models, verifiers
 from specnb.decode import Drafter, PlainDrafter, Verifier
 from specnb.drafters import AutoDrafter, DraftModel, MergedDrafter, TreeDrafter
 from specnb.exact import gallery
+from specnb.growth import EAGLE_25, DynaTree, Eagle2, Growth, Pct, Salf, Static, chain, kary
 from specnb.models import Window, prompts
 from specnb.tree import Drawn
-from study import names
-from study.names import AUTO, FORWARDS, LOOKUP, PATTERN, THEIRS
 
-GROWTH = {
-    "chain": growth.chain,
-    "kary": growth.kary,
-    "dynatree": growth.DynaTree,
-    "eagle2": growth.Eagle2,
-    "pct": growth.Pct,
-    "salf": growth.Salf,
-    "specexec": growth.SpecExec,
-    "opt": growth.OptTree,
-}
-NAMED = {
-    "linear": growth.chain(6),
-    "dynatree": growth.DynaTree(),
-    "vct": growth.kary(3, 5),
-    "cape": growth.Cape(),
-    "eagle2": growth.Eagle2(50, 6, 10),
-    "eagle_25": growth.EAGLE_25,
-    "medusa_63": growth.MEDUSA_63,
-}  # rules whose name says it all
-WINDOWS = {"streaming 1024": Window(4, 1020), "streaming 256": Window(4, 252)}  # with linear drafts
-TUNED = {"prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 2}  # by the experiment lookup; 5 3 does as well
-DRAFTERS = {
-    "undrafted": PlainDrafter,
-    "ptd": drafters.ProgressiveDrafter,
-    "self_draft": drafters.SelfDrafter,
-    "lookahead": drafters.LookaheadDrafter,
-    "ngram": drafters.NgramDrafter,
-    "retrieval": drafters.RetrievalDrafter,
-}
-MERGEABLE = ("ngram", "retrieval")  # looked up, not computed: paths without auxiliary nodes
-LOSSY = {"as printed": gallery.ptd_as_printed, "as coded": gallery.ptd_as_coded}  # controls: the law is not kept
+Build = Callable[[models.Pair], Drafter]  # a drafter that needs no trained draft, for a pair
+
+
+# How the target's forwards are run: as transformers runs them; recorded once and replayed, those of the draft, too
+# (models.Graphs); with the same bits on any tree (models.Invariant).
+USUAL = "usual"
+IN_GRAPHS = "in graphs"
+INVARIANT = "invariant"
+
+
+@dataclass(frozen=True)
+class Auto:
+    """In place of a growth rule: sizes follow this machine's prices and experience (``drafters.AutoDrafter``)."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method as its name says it. options: those of transformers' generate (None: it is a drafter of ours).
+    """One way to write a text. It has ``generate``, a ``head`` with ``grow``, or a ``drafter``.
 
-    head: the trained head, or "pair" for the pair's own draft model. alone: a drafter that needs none, by name and
-    settings. merged: what is looked up and goes into the head's tree. verifier: at temperature > 0; greedy otherwise.
-    forwards: one of FORWARDS, or None.
+    generate: options of transformers' own generate. assistant: whether that drafts with the pair's draft model or,
+    where there is none, with the trained vdm. head: a committed head's name, the path of another, or "pair" for the
+    pair's own draft model. grow: its growth rule, or Auto(). temperature: what the head's logits are divided by.
+    drawn: how children come about. verifier: at temperature > 0; at 0 it is greedy. drafter: what builds a drafter
+    that needs no trained draft. look_up: what builds the n-grams or the retrieval whose paths are merged into the
+    head's tree. window: of the target's cache. forwards: how the target's are run, one of the three above. packed: False
+    for unpacked weights where all others are raced with packed ones.
+    Raises ValueError on parts that do not go together.
     """
 
-    name: str
-    options: dict | None = None
+    generate: Mapping[str, object] | None = None
+    assistant: bool = False
     head: str | None = None
-    rule: str | None = None
+    grow: Growth | Auto | None = None
+    temperature: float = 1.0
     drawn: Drawn = Drawn.POINT
     verifier: Verifier = verifiers.by_draw
-    alone: str | None = None
-    merged: str | None = None
+    drafter: Build | None = None
+    look_up: Build | None = None
     window: Window | None = None
-    forwards: str | None = None
+    forwards: str = USUAL
+    packed: bool = True
+
+    def __post_init__(self):
+        given = [self.generate is not None, self.head is not None, self.drafter is not None]
+        if sum(given) != 1:
+            raise ValueError(f"a method has one of generate, head and drafter, got {self}")
+        if (self.head is None) != (self.grow is None):
+            raise ValueError(f"a head needs a growth rule, and a growth rule a head, got {self}")
+        if self.look_up is not None and self.head is None:
+            raise ValueError(f"look_up is merged into a head's tree: without a head it is a drafter, got {self}")
+        if self.generate is not None and self.forwards != USUAL:
+            raise ValueError(f"forwards of transformers' own methods are run as transformers runs them, got {self}")
+        if self.forwards not in (USUAL, IN_GRAPHS, INVARIANT):
+            raise ValueError(f"forwards are {USUAL}, {IN_GRAPHS} or {INVARIANT}, got {self.forwards!r}")
+        if not self.temperature > 0:
+            raise ValueError(f"a head's temperature is above 0, got {self.temperature}")
+        if self.head is not None:
+            self._check_tree()
+
+    def _check_tree(self) -> None:
+        """ValueError unless a tree may grow so, be drawn so, and take what is looked up."""
+        if isinstance(self.grow, Auto):
+            if self.drawn is not Drawn.POINT:
+                raise ValueError(f"Auto chooses nodes, it does not draw them: drawn must be POINT, got {self}")
+            return
+        drafting = TreeDrafter(drafters.TableDraft(None), self.grow, self.drawn)
+        if self.look_up is not None:
+            MergedDrafter(drafting)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it runs in our loop, and not in transformers' generate."""
+        return self.generate is None
 
 
-def method(name: str) -> Method:
-    """A method by its full name; ValueError on names and settings without sense, before anything is loaded."""
-    names.check(name, _tables())
-    for how in (*FORWARDS, *LOSSY):
-        if name.endswith(f" {how}"):
-            return _run_as(method(name.removesuffix(f" {how}")), how)
-    lookup = LOOKUP.fullmatch(name)
-    if lookup:
-        return Method(name, {setting: int(text or TUNED[setting]) for setting, text in lookup.groupdict().items()})
-    if name in THEIRS:
-        return Method(name, {})
-    if name == "n-gram tree":
-        return Method(name, alone="ngram")
-    if name.split()[0] in DRAFTERS:
-        named(name, None)  # raises if its settings have no sense
-        return Method(name, alone=name)
-    return _with_a_draft(name)
-
-
-def _tables() -> names.Tables:
-    """The names that methods are made of, as they are now."""
-    return {table: globals()[table] for table in names.TABLES}
-
-
-def _run_as(plain: Method, how: str) -> Method:
-    """A method whose forwards are run in one of FORWARDS, or whose drafts are verified by one of LOSSY."""
-    name = f"{plain.name} {how}"
-    if how in LOSSY and plain.alone is None:
-        raise ValueError(f"{name!r}: only drafters without a trained draft are verified {how}")
-    if plain.options is not None:
-        raise ValueError(f"{name!r}: forwards of transformers' own methods are not run {how}, only ours")
-    if how in FORWARDS:
-        if plain.forwards:
-            raise ValueError(f"{name!r}: one of {' and '.join(FORWARDS)}, not both")
-        return replace(plain, name=name, forwards=how)
-    if plain.verifier in LOSSY.values():
-        raise ValueError(f"{name!r}: one of {' and '.join(LOSSY)}, not both")
-    return replace(plain, name=name, verifier=LOSSY[how])
-
-
-def _with_a_draft(name: str) -> Method:
-    """HEAD:RULE, how its children come about and who verifies them, and what is merged into its tree."""
-    own, _, merged = (AUTO if name == "auto" else name).partition(" + ")
-    parts = PATTERN.fullmatch(own)
-    head = parts["head"]
-    verifier = parts["verifier"] or "by_draw"
-    if verifier not in verifiers.BY_NAME:
-        raise ValueError(f"{name!r}: unknown verifier {verifier!r}: {names.told(verifier, verifiers.BY_NAME)}")
-    drawn = Drawn[(parts["drawn"] or "point").upper()]
-    window = WINDOWS.get(parts["rule"])
-    shape = "linear" if window else parts["rule"]
-    _check_tree(name, shape, drawn, merged)
-    return Method(name, None, head, shape, drawn, verifiers.BY_NAME[verifier], merged=merged or None, window=window)
-
-
-def _check_tree(name: str, shape: str, drawn: Drawn, merged: str) -> None:
-    """ValueError unless a tree may grow so, be drawn so, and take what is looked up."""
-    looked_up = merged.split()[0] if merged else None
-    if shape == "auto":
-        if drawn is not Drawn.POINT or looked_up not in (None, "retrieval"):
-            raise ValueError(
-                f"{name!r}: auto chooses nodes, it does not draw them, and takes only retrieval beside them"
-            )
-        named(merged or "retrieval", None)
-        return
-    drafting = TreeDrafter(drafters.TableDraft(None), rule(shape), drawn)  # raises if a drawn tree may not grow so
-    if merged:
-        if looked_up not in MERGEABLE:
-            raise ValueError(f"{name!r}: only {' and '.join(MERGEABLE)} can be merged into a tree")
-        MergedDrafter(drafting, named(merged, None))
-
-
-def draft_model(head: str, pair: models.Pair, capacity: int) -> DraftModel:
-    """A trained head or the pair's own draft model; "edd@1.3" is edd with its logits divided by 1.3.
-
-    capacity: if above 0 its forwards are recorded, for so many tokens.
-    """
-    name, at, temperature = head.partition("@")
-    if name == "pair":
-        if pair.draft is None:
-            raise ValueError(f"the pair {pair.name} has no draft model of its own: name a trained head")
-        graphs = models.Graphs(pair.draft, capacity=capacity) if capacity else None
-        vocabulary = pair.target.get_output_embeddings().weight.shape[0]
-        found = drafters.CausalLMDraft(pair.draft, vocabulary=vocabulary, graphs=graphs)
-    else:
-        found = heads.load_draft(name, pair.target, capacity=capacity)
-    return drafters.Tempered(found, float(temperature)) if at else found
-
-
-def build(
-    made: Method, pair: models.Pair, loaded: DraftModel | None = None, prices: tuple[Sequence, float] | None = None
-) -> Drafter:
-    """The drafter of a method of ours. loaded: its draft model, if it is there already; prices: auto's."""
-    if made.alone:
-        return named(made.alone, pair)
-    draft, other = loaded or draft_model(made.head, pair, 0), named(made.merged, pair) if made.merged else None
-    if made.rule == "auto":
-        return AutoDrafter(draft, *prices, other)
-    own = TreeDrafter(draft, rule(made.rule), made.drawn)
-    return MergedDrafter(own, other) if other else own
-
-
-def rule(name: str) -> growth.Growth:
-    """A growth rule: one of NAMED, or of GROWTH with its first settings: "pct 0.07,5,10"."""
-    if name in NAMED:
-        return NAMED[name]
-    names.check_rule(name, _tables())
-    kind, _, numbers = name.partition(" ")
-    try:
-        return GROWTH[kind](*(float(text) if "." in text else int(text) for text in numbers.split(",") if numbers))
-    except (ValueError, TypeError) as error:
-        settings = ", ".join(signature(GROWTH[kind]).parameters)
-        raise ValueError(f"{name!r}: {kind} takes numbers with commas between: {settings} ({error})") from error
-
-
-def rules(spellings: Sequence[str]) -> dict[str, growth.Growth]:
-    """Growth rules by name, "chain {1 6}" being short for "chain 1" and "chain 6"."""
-    found = {}
-    for spelling in spellings:
-        parts = re.split(r"[{}]", spelling)  # every second one stood in braces
-        choices = [part.split() if place % 2 else [part] for place, part in enumerate(parts)]
-        for chosen in product(*choices):
-            found["".join(chosen)] = rule("".join(chosen))
-    return found
-
-
-def named(name: str, pair: models.Pair | None) -> Drafter:
-    """A drafter without a trained draft, by its name and settings; ValueError on those without sense.
-
-    "self_draft corpus=own": see ``corpus``; "retrieval store=own": see ``datastore``. pair: None only checks the name.
-    """
-    kind, *words = name.split()
-    if kind not in DRAFTERS:
-        raise ValueError(f"unknown drafter {kind!r}: {names.told(kind, DRAFTERS)}")
-    known = signature(DRAFTERS[kind]).parameters
-    settings: dict[str, object] = {}
-    for word in words:
-        setting, equals, text = word.partition("=")
-        if setting not in known or not equals:
-            raise ValueError(f"{name!r}: {word!r} is no setting of {kind}, which has {', '.join(sorted(known))}")
-        like = known[setting].default
-        if text == "own" and setting in OWN:
-            settings[setting] = pair and OWN[setting](pair)
-            continue
-        try:
-            settings[setting] = _read(text, like)
-        except (ValueError, KeyError) as error:
-            like = "own" if like is None else like
-            raise ValueError(f"{name!r}: {word!r} should be {setting}={like!r} or so") from error
-    return DRAFTERS[kind](**settings)
-
-
-def _read(text: str, like: object) -> object:
-    """A setting in the type of its default; KeyError or ValueError if it is none."""
-    return {"True": True, "False": False}[text] if isinstance(like, bool) else {int: int, str: str}[type(like)](text)
+# ---- what builds drafters without a trained draft -----------------------------------------------------------------
 
 
 @cache
@@ -259,4 +115,254 @@ def datastore(pair: models.Pair) -> drafters.Datastore:
     return drafters.Datastore.of_corpus()
 
 
-OWN = {"corpus": corpus, "store": datastore}
+@dataclass(frozen=True)
+class Alone:
+    """Builds a drafter of this class with these settings, whatever the pair."""
+
+    kind: type
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self, pair: models.Pair) -> Drafter:
+        return self.kind(**self.settings)
+
+
+def ngrams(**settings: object) -> Alone:
+    """n-grams of the text so far (``drafters.NgramDrafter``)."""
+    return Alone(drafters.NgramDrafter, settings)
+
+
+def ptd(**settings: object) -> Alone:
+    """Progressive Tree Drafting (``drafters.ProgressiveDrafter``)."""
+    return Alone(drafters.ProgressiveDrafter, settings)
+
+
+def lookahead(window: int = 15, **settings: object) -> Alone:
+    """Lookahead decoding with a square window and its lengths as in PTD's Table 4 (``drafters.LookaheadDrafter``)."""
+    return Alone(drafters.LookaheadDrafter, {"window": window, "level": 5, "guesses": window, **settings})
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Builds a look-up in what the embedded target wrote (``drafters.RetrievalDrafter``). budget: nodes a step."""
+
+    budget: int = 15
+
+    def __call__(self, pair: models.Pair) -> Drafter:
+        return drafters.RetrievalDrafter(datastore(pair), budget=self.budget)
+
+
+@dataclass(frozen=True)
+class SelfDraft:
+    """Builds Self-Draft (``drafters.SelfDrafter``). own_corpus: whether it also looks texts of our prompts up."""
+
+    own_corpus: bool = False
+    bonus: bool = True
+
+    def __call__(self, pair: models.Pair) -> Drafter:
+        texts = corpus(pair) if self.own_corpus else None
+        return drafters.SelfDrafter(corpus=texts, bonus=self.bonus)
+
+
+# ---- the table ----------------------------------------------------------------------------------------------------
+
+
+def looked_up(tokens: int, behind: int) -> Method:
+    """transformers' prompt lookup: so many tokens after a match of up to so many."""
+    return Method(generate={"prompt_lookup_num_tokens": tokens, "max_matching_ngram_size": behind})
+
+
+def sampled(head: str, shape: Static, drawn: Drawn, verifier: Verifier) -> Method:
+    """A tree of a fixed shape that is drawn from q, for temperatures above 0."""
+    return Method(head=head, grow=shape, drawn=drawn, verifier=verifier)
+
+
+METHODS: dict[str, Method] = {
+    # transformers' own. What prompt lookup takes was best on tuning prompts (the experiment lookup), with 5 after 3.
+    "generate": Method(generate={}),
+    "generate, unpacked": Method(generate={}, packed=False),
+    "prompt lookup": looked_up(5, 2),
+    "assistant": Method(generate={}, assistant=True),
+    # Without a trained draft.
+    "undrafted": Method(drafter=Alone(PlainDrafter)),
+    "n-gram tree": Method(drafter=ngrams()),
+    "retrieval": Method(drafter=Retrieval()),
+    "retrieval, 7 nodes": Method(drafter=Retrieval(budget=7)),
+    "self-draft": Method(drafter=SelfDraft()),
+    "self-draft, no bonus": Method(drafter=SelfDraft(bonus=False)),
+    "self-draft, corpus, no bonus": Method(drafter=SelfDraft(own_corpus=True, bonus=False)),
+    "lookahead": Method(drafter=lookahead()),
+    "lookahead, no bonus": Method(drafter=lookahead(bonus=False)),
+    "lookahead, window 3": Method(drafter=lookahead(window=3)),
+    "lookahead, window 7": Method(drafter=lookahead(window=7)),
+    "ptd": Method(drafter=ptd()),
+    "ptd, 2 children, depth 4": Method(drafter=ptd(children=2, depth=4)),
+    "ptd, chained": Method(drafter=ptd(chained=True)),
+    "ptd, no feedback": Method(drafter=ptd(feedback=False)),
+    "ptd, no refill": Method(drafter=ptd(refill=False)),
+    "ptd, no refill, no feedback": Method(drafter=ptd(refill=False, feedback=False)),
+    "ptd, from prompt": Method(drafter=ptd(from_prompt=True)),
+    "ptd, top-k": Method(drafter=ptd(expand="topk")),
+    "ptd, top-p": Method(drafter=ptd(expand="topp")),
+    # Negative controls: drafts of tokens verified by a broken rule, whose law is not the target's.
+    "ptd as printed": Method(drafter=ptd(), verifier=gallery.ptd_as_printed),
+    "ptd as coded": Method(drafter=ptd(), verifier=gallery.ptd_as_coded),
+    # Trained heads, chosen trees. The numbers behind a rule's name are nodes.
+    "vdm-chain-3": Method(head="vdm", grow=chain(3)),
+    "vdm-chain-5": Method(head="vdm", grow=chain(5)),
+    "vdm-chain-6": Method(head="vdm", grow=chain(6)),
+    "vdm-chain-6, window 1024": Method(head="vdm", grow=chain(6), window=Window(4, 1020)),
+    "vdm-chain-6, window 256": Method(head="vdm", grow=chain(6), window=Window(4, 252)),
+    "vdm-dynatree": Method(head="vdm", grow=DynaTree()),
+    "vdm-dynatree, depth 4": Method(head="vdm", grow=DynaTree(depth=4, threshold=0.01)),
+    "vdm-dynatree, depth 3": Method(head="vdm", grow=DynaTree(depth=3, threshold=0.1)),
+    "vdm-dynatree-32": Method(head="vdm", grow=DynaTree(depth=4, branch=2, threshold=0.1, budget=32)),
+    "medusa-chain-4": Method(head="medusa", grow=chain(4)),
+    "medusa-eagle2-12": Method(head="medusa", grow=Eagle2(12, depth=4, k=4)),
+    "eagle-chain-5": Method(head="eagle", grow=chain(5)),
+    "eagle-eagle2-16": Method(head="eagle", grow=Eagle2(16, depth=4, k=4)),
+    "edd-chain-5": Method(head="edd", grow=chain(5)),
+    "edd-eagle2-50": Method(head="edd", grow=Eagle2(50)),
+    "edd-pct": Method(head="edd", grow=Pct(0.1, leaf=0.04)),
+    "edd-pct at .0369": Method(head="edd", grow=Pct(0.0369)),
+    "edd-pct at .061": Method(head="edd", grow=Pct(0.061)),
+    "edd-pct at .061, leaves kept": Method(head="edd", grow=Pct(0.061, leaf=0.0)),
+    "talf-salf-6": Method(head="talf", grow=Salf(6, 3, 0.8, width=10)),
+    "hass-salf": Method(head="hass", grow=Salf(10, 4, 0.6, width=10)),
+    "hass-salf-6": Method(head="hass", grow=Salf(6, 3, 0.8, width=10)),
+    "hass-eagle2-24": Method(head="hass", grow=Eagle2(24, depth=5, k=8)),
+    # What is looked up beside a head's tree. The fastest on this project's CPUs.
+    "auto": Method(head="hass", grow=Auto(), look_up=Retrieval()),
+    "hass-salf + n-grams": Method(head="hass", grow=Salf(10, 4, 0.6, width=10), look_up=ngrams(budget=4)),
+    "hass-salf-6 + n-grams 2": Method(head="hass", grow=Salf(6, 3, 0.8, width=10), look_up=ngrams(budget=2)),
+    "hass-salf-6 + n-grams 4": Method(head="hass", grow=Salf(6, 3, 0.8, width=10), look_up=ngrams(budget=4)),
+    "hass-salf-6 + n-grams 8": Method(head="hass", grow=Salf(6, 3, 0.8, width=10), look_up=ngrams(budget=8)),
+    "hass-salf-8 + n-grams 4": Method(head="hass", grow=Salf(8, 4, 0.7, width=10), look_up=ngrams(budget=4)),
+    "hass-salf-8 + n-grams 8": Method(head="hass", grow=Salf(8, 4, 0.7, width=10), look_up=ngrams(budget=8)),
+    "hass-salf-14 + n-grams 2": Method(head="hass", grow=Salf(14, 4, 0.5, width=10), look_up=ngrams(budget=2)),
+    "hass-eagle2-10 + n-grams 4": Method(head="hass", grow=Eagle2(10, depth=4, k=4), look_up=ngrams(budget=4)),
+    "hass-salf-8 + retrieval": Method(head="hass", grow=Salf(8, 4, 0.7, width=10), look_up=Retrieval(budget=8)),
+    "hass-salf-4 + retrieval 12": Method(head="hass", grow=Salf(4, 3, 0.8, width=10), look_up=Retrieval(budget=12)),
+    "hass-salf-6 + retrieval 8": Method(head="hass", grow=Salf(6, 3, 0.8, width=10), look_up=Retrieval(budget=8)),
+    # The pair's own draft model, for pairs that have one (--pair qwen2.5-7b).
+    "pair-auto": Method(head="pair", grow=Auto()),
+    "pair-chain-5": Method(head="pair", grow=chain(5)),
+    "pair-eagle2-50": Method(head="pair", grow=Eagle2(50)),
+    # Sampled trees, for temperatures above 0: drawn how, verified by what.
+    "vdm-chain-5 iid": sampled("vdm", chain(5), Drawn.IID, verifiers.by_draw),
+    "vdm-binary-2 swor, traversal": sampled("vdm", kary(2, 2), Drawn.SWOR, verifiers.traversal),
+    "vdm-binary-3 swor, traversal": sampled("vdm", kary(2, 3), Drawn.SWOR, verifiers.traversal),
+    "hass-binary-2 swor, rrsw": sampled("hass", kary(2, 2), Drawn.SWOR, verifiers.rrsw),
+    "hass-binary-3 swor, traversal": sampled("hass", kary(2, 3), Drawn.SWOR, verifiers.traversal),
+    "hass-chain-5 iid, token-level": sampled("hass", chain(5), Drawn.IID, verifiers.token_level),
+    "hass-chain-5 iid, traversal": sampled("hass", chain(5), Drawn.IID, verifiers.traversal),
+    "hass-binary-5 swor, rrsw": sampled("hass", kary(2, 5), Drawn.SWOR, verifiers.rrsw),
+    "hass-binary-5 swor, traversal": sampled("hass", kary(2, 5), Drawn.SWOR, verifiers.traversal),
+    "hass-sparse swor, rrsw": sampled("hass", EAGLE_25, Drawn.SWOR, verifiers.rrsw),
+    "hass-sparse swor, traversal": sampled("hass", EAGLE_25, Drawn.SWOR, verifiers.traversal),
+}
+# Families, each with one setting that varies.
+for tokens, behind in ((3, 2), (5, 2), (10, 2), (20, 2), (5, 3), (10, 3)):
+    METHODS[f"prompt lookup, {tokens} after {behind}"] = looked_up(tokens, behind)
+for children in (1, 2, 3, 6, 8):
+    METHODS[f"ptd, {children} children"] = Method(drafter=ptd(children=children))
+for depth in (3, 4, 5, 8):
+    METHODS[f"ptd, depth {depth}"] = Method(drafter=ptd(depth=depth))
+for head in ("eagle", "hass", "talf"):  # SALF's Table 2: sixty nodes by three rules
+    METHODS[f"{head}-beam-60"] = Method(head=head, grow=Eagle2(59, depth=8, k=10))
+    METHODS[f"{head}-optimal-60"] = Method(head=head, grow=Salf(60, 10, 0.0, width=10))
+    METHODS[f"{head}-salf-60"] = Method(head=head, grow=Salf(60, 10, 0.6, width=10))
+for nodes, depth, k in ((7, 4, 8), (15, 4, 8), (31, 6, 10), (63, 6, 10), (127, 8, 16)):
+    METHODS[f"hass-beam-{nodes}"] = Method(head="hass", grow=Eagle2(nodes, depth, k))
+for name in (
+    "undrafted", "n-gram tree", "ptd", "medusa-eagle2-12", "edd-pct", "hass-salf-6", "hass-eagle2-24",
+    "hass-salf-6 + n-grams 2", "hass-salf-6 + n-grams 8",
+):  # fmt: skip
+    METHODS[f"{name}, invariant"] = replace(METHODS[name], forwards=INVARIANT)
+for name in (
+    "undrafted", "n-gram tree", "retrieval", "ptd", "vdm-chain-3", "medusa-eagle2-12", "edd-pct", "hass-salf-6",
+    "hass-salf-6 + n-grams 8", "hass-beam-7", "hass-beam-15", "hass-beam-31", "hass-beam-63", "hass-beam-127",
+    "vdm-binary-2 swor, traversal", "vdm-binary-3 swor, traversal", "hass-binary-2 swor, rrsw",
+    "hass-binary-3 swor, traversal",
+):  # fmt: skip
+    METHODS[f"{name}, in graphs"] = replace(METHODS[name], forwards=IN_GRAPHS)
+
+
+def method(name: str, *, head: str = "", softened: float = 1.0, forwards: str = "usual") -> Method:
+    """A method of the table; ValueError with the closest names if there is none.
+
+    head: the path of a head of one's own, in place of the method's, if it has one; softened: what a head's logits are
+    divided by; forwards: USUAL, IN_GRAPHS or INVARIANT, for methods of ours.
+    """
+    check(name)
+    made = METHODS[name]
+    if made.head is not None and head:
+        made = replace(made, head=head)
+    if made.head is not None and softened != 1.0:
+        made = replace(made, temperature=softened)
+    if made.ours and forwards != USUAL:
+        made = replace(made, forwards=forwards)
+    return made
+
+
+def check(name: str) -> None:
+    """ValueError unless a name is a method's."""
+    if name in METHODS:
+        return
+    close = get_close_matches(name.lower(), METHODS, n=3, cutoff=0.4)
+    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    raise ValueError(f"unknown method {name!r}: {meant}`python -m study methods` lists all {len(METHODS)}")
+
+
+def label(rule: Growth) -> str:
+    """How recordings spell a growth rule: as Python would make it, without the settings that are the default.
+
+    >>> label(DynaTree(depth=4)), label(chain(6)), label(EAGLE_25)
+    ('DynaTree(depth=4)', 'chain(6)', 'EAGLE_25')
+    """
+    if isinstance(rule, Static):
+        return rule.name
+    given = []
+    for setting in fields(rule):
+        value = getattr(rule, setting.name)
+        if value != setting.default:
+            given.append(f"{setting.name}={value!r}")
+    return f"{type(rule).__name__}({', '.join(given)})"
+
+
+# ---- from a method to what runs it --------------------------------------------------------------------------------
+
+
+def draft_model(head: str, pair: models.Pair, capacity: int, temperature: float = 1.0) -> DraftModel:
+    """A trained head or the pair's own draft model ("pair"). temperature: what its logits are divided by.
+
+    capacity: if above 0 its forwards are recorded, for so many tokens.
+    """
+    if head != "pair":
+        model = heads.load_draft(head, pair.target, capacity=capacity)
+    elif pair.draft is None:
+        raise ValueError(f"the pair {pair.name} has no draft model of its own: name a trained head")
+    else:
+        graphs = models.Graphs(pair.draft, capacity=capacity) if capacity else None
+        vocabulary = pair.target.get_output_embeddings().weight.shape[0]
+        model = drafters.CausalLMDraft(pair.draft, vocabulary=vocabulary, graphs=graphs)
+    if temperature == 1.0:
+        return model
+    return drafters.Tempered(model, temperature)
+
+
+def build(
+    made: Method, pair: models.Pair, draft: DraftModel | None = None, prices: tuple[Sequence, Sequence] | None = None
+) -> Drafter:
+    """The drafter of a method of ours. draft: its draft model, if it is loaded already; prices: what Auto is told."""
+    if made.drafter is not None:
+        return made.drafter(pair)
+    if draft is None:
+        draft = draft_model(made.head, pair, 0, made.temperature)
+    other = made.look_up(pair) if made.look_up is not None else None
+    if isinstance(made.grow, Auto):
+        target, call = prices
+        return AutoDrafter(draft, target, call, other)
+    own = TreeDrafter(draft, made.grow, made.drawn)
+    if other is None:
+        return own
+    return MergedDrafter(own, other)

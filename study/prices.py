@@ -1,4 +1,8 @@
-"""Prices: what forwards cost by their size, a step or a run by its counts, and forecasts made of these."""
+"""Prices: what forwards cost by their size, what a step or a run costs by its counts, and forecasts made of these.
+
+Three kinds. ``Prices`` are flat, in target calls: so much a draft forward, so much a verified node. A ``Curve`` gives
+seconds by the number of nodes, as measured. ``roofline`` is what a machine's bandwidth and arithmetic allow on paper.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,35 +11,54 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import make_interp_spline
 
-from specnb import models
 from study import methods
 from study.replay import Turn
-from study.run import curves, draft_model, loaded
 
 Curve = Mapping[int, float]  # nodes of a forward → seconds
-NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes at which curves are measured
+Forwards = Sequence[Sequence[int]]  # of a recorded run: [nodes, how many forwards had so many], …
 
 
-def curves_block(
-    heads: Sequence[str],
-    prefix: int = 300,
-    repetitions: int = 15,
-    pair: str = models.EMBEDDED,
-    dtype: str = "float32",
-    packed: bool = False,
-    sizes: Sequence[int] = NODES,
-    graphs: bool = False,
-) -> list[dict[str, object]]:
-    """``curves`` of a pair's target and of heads by name. graphs: whether forwards are recorded, those of heads too."""
-    used, capacity = loaded(pair, dtype, packed), (prefix + 2 * max(sizes)) if graphs else 0
-    drafts = {name: draft_model(name, used, capacity) for name in heads}
-    return curves(used.target, drafts, prefix, repetitions, sizes, graphs)
+@dataclass(frozen=True)
+class Prices:
+    """A flat list of prices, in target calls for one token.
+
+    call: of a draft forward. node: of a verified node. fed: of a node that is fed to the draft, where a loop feeds
+    them one by one. target: of the target's own calls a step, 2 for a loop that runs the target twice. name: what
+    tables call the list.
+
+    >>> Prices(call=0.05).speed(pd.DataFrame([{"tau": 3.0, "forwards": 10, "drafted": 60, "auxiliary": 0}])).item()
+    2.0
+    """
+
+    call: float = 0.0
+    node: float = 0.0
+    fed: float = 0.0
+    target: float = 1.0
+    name: str = ""
+
+    def speed(self, counts: pd.DataFrame) -> pd.Series:
+        """Tokens in the time of a target call, a row a method and prompt.
+
+        counts: the columns tau, forwards, drafted and auxiliary, means over steps, and fed where that has a price;
+        see ``quantities``.
+        """
+        nodes = counts["drafted"] + counts["auxiliary"]
+        drafting = self.call * counts["forwards"]
+        if self.fed:
+            drafting = drafting + self.fed * counts["fed"]
+        return (counts["tau"] / (self.target + drafting + self.node * nodes)).rename(f"speed at {self.name}")
+
+
+def speed(tau, forwards, nodes, *, call: float, node: float, target: float = 1.0):
+    """Tokens in the time of a target call: τ / (target calls + call · draft forwards + node · nodes), all per step."""
+    return tau / (target + call * forwards + node * nodes)
 
 
 def interpolated(curve: Curve, sizes: Sequence[int]) -> np.ndarray:
     """A curve at the given sizes: linear between its points, the last slopes carried on beyond them."""
-    x = sorted(curve)
-    return make_interp_spline(x, [curve[size] for size in x], k=1)(np.asarray(sizes, float))
+    known = sorted(curve)
+    seconds = [curve[size] for size in known]
+    return make_interp_spline(known, seconds, k=1)(np.asarray(sizes, float))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,26 +80,24 @@ class Costs:
         return target + float(interpolated(self.draft, drafted).sum())
 
 
-def speed(tau, forwards, nodes, *, call: float, node: float, target: float = 1.0):
-    """Tokens in the time of a target call: τ / (target calls + call · draft forwards + node · nodes), all per step."""
-    return tau / (target + call * forwards + node * nodes)
+def count(forwards: Forwards | None) -> int:
+    """How many forwards a recorded run had; none for a failed one."""
+    return sum(times for _, times in forwards or ())
 
 
-def counted(spelt: str | None) -> dict[int, int]:
-    """ "1:3 12:40" of a recorded run → {1: 3, 12: 40}; nothing for an empty entry."""
-    words = spelt.split() if isinstance(spelt, str) else []
-    return {int(size): int(count) for size, _, count in (word.partition(":") for word in words)}
+def seconds(forwards: Forwards | None, curve: Curve) -> float:
+    """Seconds of all forwards of a recorded run by a curve, linear between its points."""
+    if not forwards:
+        return 0.0
+    sizes = [size for size, _ in forwards]
+    times = [times for _, times in forwards]
+    return float(np.dot(interpolated(curve, sizes), times))
 
 
-def forwards(spelt: str | None, curve: Curve) -> float:
-    """Seconds of all counted forwards by a curve, linear between its points."""
-    sizes = counted(spelt)
-    return float(np.dot(interpolated(curve, list(sizes)), list(sizes.values()))) if sizes else 0.0
-
-
-def head_of(method: str) -> str | None:
+def head_of(name: str) -> str | None:
     """Whose forwards a method's frontiers were: a head's, "pair" or none; transformers' assistant is the vdm."""
-    return "vdm" if method == "assistant" else methods.method(method).head
+    made = methods.method(name)
+    return "vdm" if made.assistant else made.head
 
 
 def predicted(race: pd.DataFrame, target: Curve, drafts: Mapping[str, Curve], *, prefill: bool = True) -> pd.DataFrame:
@@ -88,15 +109,31 @@ def predicted(race: pd.DataFrame, target: Curve, drafts: Mapping[str, Curve], *,
     """
     at = ["prompt", "repetition"] if "repetition" in race else ["prompt"]
     owner = {name: head_of(name) for name in race["method"].unique()}
-    runs = zip(map(owner.get, race["method"]), race["frontiers"], strict=True)
-    drafted = [forwards(spelt, drafts[head]) if head else 0.0 for head, spelt in runs]
-    found = race.assign(**{"target s": [forwards(spelt, target) for spelt in race["trees"]], "draft s": drafted})
+    drafted = []
+    for name, frontiers in zip(race["method"], race["frontiers"], strict=True):
+        head = owner[name]
+        drafted.append(seconds(frontiers, drafts[head]) if head else 0.0)
+    verified = [seconds(trees, target) for trees in race["trees"]]
+    found = race.assign(**{"target s": verified, "draft s": drafted})
     plain = found[found["method"] == "generate"].set_index(at)
     places = pd.MultiIndex.from_frame(race[at]) if len(at) > 1 else pd.Index(race["prompt"])
     first = plain["prefill"].reindex(places).to_numpy() * prefill
     rate = found["tokens"] / (found["target s"] + found["draft s"] + first)
     base = (plain["tokens"] / (plain["target s"] + plain["prefill"] * prefill)).reindex(places).to_numpy()
     return found.assign(predicted=rate / base)
+
+
+def forecast(race: pd.DataFrame, curves: pd.DataFrame) -> pd.Series:
+    """Median speed-up over plain decoding if a race's forwards, as counted, had the prices of models' shapes.
+
+    curves: of ``measure.forwards.shapes_block``. A forecast: no text was written at these prices, and what is done
+    between forwards is left out. A vdm costs what the draft model does, any other head what EAGLE does.
+    """
+    price = {name: part.set_index("nodes")["median"].to_dict() for name, part in curves.groupby("model")}
+    owners = {head_of(name) for name in race["method"].unique()} - {None}
+    drafts = {head: price["pair" if head in ("vdm", "pair") else "eagle"] for head in owners}
+    found = predicted(race[race["status"] == "ok"], price["target"], drafts, prefill=False)
+    return found.groupby("method")["predicted"].median().sort_values(ascending=False)
 
 
 def roofline(parameters: float, bandwidth: float, operations: float, *, bytes_each: int = 2) -> dict[int, float]:
@@ -106,4 +143,5 @@ def roofline(parameters: float, bandwidth: float, operations: float, *, bytes_ea
     left out: this is a prediction, not a measurement.
     """
     read = parameters * bytes_each / bandwidth
-    return {n: max(read, 2 * parameters * n / operations) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)}
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    return {n: max(read, 2 * parameters * n / operations) for n in sizes}

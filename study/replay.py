@@ -6,24 +6,17 @@ from measured cost curves. Exactly means: to a real run that writes the same tex
 bfloat16 trees of other sizes round differently), and but for scores within rounding of a threshold.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import takewhile
 
 import pandas as pd
 from torch import Tensor
 
-from specnb import models
 from specnb.drafters import DraftModel, TreeDrafter
 from specnb.growth import Growth, Together, regrow
-from specnb.models import prompts
 from specnb.sampling import RandomCoins
 from specnb.target import Target
 from specnb.tree import TokenTree
-from study import methods
-from study.run import ALONE, draft_model, generate, loaded
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +36,11 @@ class Recording:
         if not 1 <= length <= len(self.text):
             raise ValueError(f"a recording of {len(self.text)} tokens cannot be cut to {length}")
         return Recording(self.text[:length], self.trees[:length], self.scores[:length], self.max_depth)
+
+    def depth_left(self, at: int) -> int:
+        """How deep a tree at this place may go: what is left of the text but its last token, or max_depth."""
+        left = len(self.text) - at - 1
+        return left if self.max_depth is None else min(left, self.max_depth)
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,12 @@ def record(
     if largest.prunes:
         raise ValueError(f"{type(largest).__name__} drops nodes: record with a rule that keeps all it drafts")
     target.hidden_layers = tuple(draft_model.hidden_layers)
-    hidden, before = target.prefill([*prompt, *text][:-1]), len(prompt) - 1
+    hidden = target.prefill([*prompt, *text][:-1])
+    before = len(prompt) - 1
     drafter = TreeDrafter(draft_model, largest)
     drafter.begin(list(prompt), None, {layer: rows[:before] for layer, rows in hidden.items()})
-    trees, scores = [], []
+    trees = []
+    scores = []
     for i, token in enumerate(text):
         if isinstance(largest, Together):
             drafter.growth = replace(largest, left=len(text) - i - 1)
@@ -82,35 +82,39 @@ def record(
     return Recording(tuple(text), tuple(trees), tuple(scores), draft_model.max_depth)
 
 
+def turn_at(recording: Recording, at: int, rule: Growth) -> Turn:
+    """The step that decoding greedily with this rule takes from a place of the recorded text."""
+    tree = recording.trees[at]
+    nodes, frontiers = regrow(tree, recording.scores[at], rule, recording.depth_left(at))
+    accepted = agreed(tree, set(nodes), recording.text[at:-1])
+    sizes = tuple(len(frontier) for frontier in frontiers)
+    return Turn(at, len(nodes), sizes, accepted)
+
+
+def agreed(tree: TokenTree, kept: set[int], text: Sequence[int]) -> int:
+    """How many tokens of a text some path of a tree's kept nodes holds, from the root on."""
+    node = 0
+    for count, token in enumerate(text):
+        agreeing = [child for child in tree.children[node] if child in kept and tree.token_list[child] == token]
+        if not agreeing:
+            return count
+        node = agreeing[0]
+    return len(text)
+
+
 def replay(recording: Recording, rule: Growth) -> list[Turn]:
     """The steps that decoding greedily with this rule takes along the recorded text, by its first to its last token."""
-    return walk(len(recording.text), lambda at: turn(recording, at, rule))
+    return walk(len(recording.text), lambda at: turn_at(recording, at, rule))
 
 
-def walk(length: int, step: Callable[[int], Turn], at: int = 0) -> list[Turn]:
+def walk(length: int, turn_from: Callable[[int], Turn], at: int = 0) -> list[Turn]:
     """The steps of a run from a place to the end of so many tokens, given the step that begins at a place."""
     turns = []
     while at < length:
-        turns.append(step(at))
-        at += turns[-1].accepted + 1
+        turn = turn_from(at)
+        turns.append(turn)
+        at += turn.accepted + 1
     return turns
-
-
-def turn(recording: Recording, at: int, rule: Growth) -> Turn:
-    """The step that decoding greedily with this rule takes from a place of the recorded text."""
-    tree, scores, n = recording.trees[at], recording.scores[at], len(recording.text)
-    nodes, frontiers = regrow(tree, scores, rule, min(n - at - 1, recording.max_depth or n))
-    kept, node, accepted = set(nodes), 0, 0
-    while node is not None:
-        below = (c for c in tree.children[node] if c in kept and at + accepted < n - 1)
-        node = next((c for c in below if tree.token_list[c] == recording.text[at + accepted]), None)
-        accepted += node is not None
-    return Turn(at, len(nodes), tuple(map(len, frontiers)), accepted)
-
-
-def tau(turns: Sequence[Turn]) -> float:
-    """Mean acceptance length: tokens per step, bonus included."""
-    return sum(turn.accepted + 1 for turn in turns) / len(turns)
 
 
 def along(recording: Recording, rule: Growth, lengths: Sequence[int]) -> dict[int, list[Turn]]:
@@ -118,107 +122,72 @@ def along(recording: Recording, rule: Growth, lengths: Sequence[int]) -> dict[in
 
     What comes long before a cut is the same for all: only there trees go less deep.
     """
-    whole, found = replay(recording.cut(max(lengths)), rule), {}
-    for n in lengths:
-        part = recording.cut(n)
-        shared = [*takewhile(lambda turn, n=n: turn.start + max(recording.trees[turn.start].depth_list) < n, whole)]
+    whole = replay(recording.cut(max(lengths)), rule)
+    found = {}
+    for length in lengths:
+        shared = []
+        for turn in whole:
+            if turn.start + max(recording.trees[turn.start].depth_list) >= length:
+                break
+            shared.append(turn)
+        part = recording.cut(length)
         done = sum(turn.accepted + 1 for turn in shared)
-        found[n] = shared + walk(n, partial(turn, part, rule=rule), at=done)
+        found[length] = shared + _rest(part, rule, done)
     return found
 
 
-COLUMNS = ("rule", "steps", "nodes", "forwards", "fed", "everywhere", "ranks", "chains")
+def _rest(recording: Recording, rule: Growth, at: int) -> list[Turn]:
+    """The steps from a place to the end of a recording."""
+    return walk(len(recording.text), lambda place: turn_at(recording, place, rule), at)
 
-# ---- a block of a recording -------------------------------------------------------------------------------------
+
+def tau(turns: Sequence[Turn]) -> float:
+    """Mean acceptance length: tokens per step, bonus included."""
+    return sum(turn.accepted + 1 for turn in turns) / len(turns)
 
 
-def rules_block(
-    prompt: str,
-    head: str,
-    rules: Sequence[str],
-    length: int,
-    k: int = 10,
-    pair: str = models.EMBEDDED,
-    wide: Sequence[str] = (),
-    lengths: Sequence[int] = (),
-) -> list[dict[str, object]]:
-    """Every growth rule (``methods.rules``) replayed along the plain float32 text of one prompt; one row a rule.
+# ---- the likeliest chains, of which calibration is told ----------------------------------------------------------
 
-    steps, nodes of the verified trees, draft forwards and nodes fed to the draft, in all steps; everywhere: tokens
-    accepted from every place of the text, not only where steps begin; ranks: how many verified nodes were the first,
-    second, … of their siblings. The row "chain" holds what became of the likeliest chain at every place
-    (``chain_table``). "vct", whose 363 nodes no other rule wants, has a recording of its own.
 
-    wide: the rules whose trees are recorded, where a few hold those of all others. lengths: instead, one row a rule and
-    length, along the first so many tokens; what is counted at every place is left out.
+def chains(recording: Recording) -> list[list[int]]:
+    """What became of the draft's likeliest chain at every place of a text; ``chain_table`` reads it.
+
+    A place's list holds the number of accepted tokens, then every token's confidence in hundredths of a per cent.
     """
-    found = loaded(pair, "float32")
-    ids, draft = found.encode(prompts.text(prompt)), draft_model(head, found, 0)
-    written = generate(found, ids, length, whole=True)
-    named = methods.rules(rules)
-    shared = [methods.rule(name) for name in wide] or [rule for name, rule in named.items() if name != "vct"]
-    with ALONE:
-        target = Target(found.target)
-        common = record(target, draft, Together(tuple(shared), k=k), ids, written) if shared else None
-        full = record(target, draft, named["vct"], ids, written) if "vct" in named else None
-    if lengths:
-        runs = [(name, n, run) for name, rule in named.items() for n, run in along(common, rule, lengths).items()]
-        empty = {"everywhere": 0, "ranks": "", "chains": ""}
-        return [{"rule": name, "length": n, **_sums(run), **empty} for name, n, run in runs]
-    rows = [_counts(name, full if name == "vct" else common, rule) for name, rule in named.items()]
-    chain = dict.fromkeys(rows[0], 0) | {"rule": "chain", "ranks": "", "chains": chains(common or full)}
-    return [*(row | {"chains": ""} for row in rows), chain]
+    return [_chain(recording, place) for place in range(len(recording.text))]
 
 
-def _counts(name: str, recording: Recording, rule: Growth) -> dict[str, object]:
-    turns = [turn(recording, at, rule) for at in range(len(recording.text))]
-    run = walk(len(recording.text), turns.__getitem__)
-    ranks = [0] * 10
-    for each in run:
-        tree, left = recording.trees[each.start], len(recording.text) - each.start - 1
-        for node in regrow(tree, recording.scores[each.start], rule, min(left, recording.max_depth or left))[0][1:]:
-            ranks[min(tree.children[tree.parent_list[node]].index(node), 9)] += 1
-    return {"rule": name, **_sums(run), "everywhere": sum(each.accepted for each in turns), "ranks": json.dumps(ranks)}
+def _chain(recording: Recording, place: int) -> list[int]:
+    tree = recording.trees[place]
+    scores = recording.scores[place]
+    node = 0
+    accepted = 0
+    confidences: list[int] = []
+    for token in recording.text[place:]:
+        if not tree.children[node]:
+            break
+        above = node
+        node = tree.children[node][0]
+        if accepted == len(confidences) and tree.token_list[node] == token:
+            accepted += 1
+        confidences.append(round(10_000 * float(scores[node] / scores[above])) if scores[above] else 0)
+    return [accepted, *confidences]
 
 
-def _sums(run: Sequence[Turn]) -> dict[str, int]:
-    """steps, nodes, forwards and fed of a replayed run."""
-    sizes = [each.forwards for each in run]
-    nodes = sum(each.nodes - 1 for each in run)
-    return {"steps": len(run), "nodes": nodes, "forwards": sum(map(len, sizes)), "fed": sum(map(sum, sizes))}
-
-
-def chains(recording: Recording) -> str:
-    """What became of the draft's likeliest chain at every place of a text, as JSON (``chain_table`` reads it).
-
-    Per place the number of accepted tokens and every token's confidence in hundredths of a per cent.
-    """
-    found = []
-    for place, (tree, scores) in enumerate(zip(recording.trees, recording.scores, strict=True)):
-        node, accepted, confidences = 0, 0, []
-        for token in recording.text[place:]:
-            if not tree.children[node]:
-                break
-            above, node = node, tree.children[node][0]
-            accepted += accepted == len(confidences) and tree.token_list[node] == token
-            confidences.append(round(10_000 * float(scores[node] / scores[above])) if scores[above] else 0)
-        found.append([accepted, *confidences])
-    return json.dumps(found)
-
-
-def chain_table(chains: Mapping[str, str]) -> pd.DataFrame:
-    """What became of the likeliest chains (prompt → JSON of ``chains``): one row per prompt, place and depth.
+def chain_table(chains: Mapping[str, Sequence[Sequence[int]]]) -> pd.DataFrame:
+    """What became of the likeliest chains (prompt → ``chains``): one row per prompt, place and depth.
 
     confidence: the draft's probability of the token, to four digits; path: that of the chain up to it; alive: whether
     everything before it agreed with the text; hit: whether it did too. EDD's Figure 3b is confidence against hit where
     alive, there at the places where steps begin, here at every place; what PCT thresholds is path against hit.
     """
     rows = []
-    for prompt, packed in chains.items():
-        for place, (accepted, *confidences) in enumerate(json.loads(packed)):
+    for prompt, places in chains.items():
+        for place, (accepted, *confidences) in enumerate(places):
             path = 1.0
             for depth, confidence in enumerate(confidences, start=1):
                 path *= confidence / 10_000
-                fate = depth <= accepted + 1, depth <= accepted  # alive, hit
-                rows.append((prompt, place, depth, confidence / 10_000, path, *fate))
+                alive = depth <= accepted + 1
+                hit = depth <= accepted
+                rows.append((prompt, place, depth, confidence / 10_000, path, alive, hit))
     return pd.DataFrame(rows, columns=["prompt", "place", "depth", "confidence", "path", "alive", "hit"])

@@ -413,7 +413,7 @@ def differ(model: PreTrainedModel, right: Right, graphs: bool = False) -> list[s
     """The drafters whose greedy text is not generate's, near ties aside."""
     wrong = []
     for drafter in drafters(model):
-        target = Target(model, graphs=Graphs(model, capacity=128) if graphs else None)
+        target = Target(model, forwards=Graphs(model, capacity=128) if graphs else None)
         ours = decode(target, drafter, verifiers.greedy, right.prompt, max_new_tokens=LENGTH, eos=()).tokens
         if not right.same(ours):
             wrong.append(type(drafter).__name__)

@@ -6,20 +6,20 @@ from textwrap import fill
 
 import pandas as pd
 
-import study
+from study import experiments, stats
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 REGION = re.compile(r"(?<=<!-- results: make readme -->\n).*?(?=<!-- /results -->)", re.DOTALL)
 SHOWN = {  # methods by the names under which they are recorded: what to call them, and who drafts
-    "hass:salf 10,4,0.6,10 + ngram budget=4": ("HASS + SALF + n-grams", "a trained head, the text so far"),
+    "hass-salf + n-grams": ("HASS + SALF + n-grams", "a trained head, the text so far"),
     "auto": ("`auto`, sized by prices", "a trained head, the text so far, stored texts"),
-    "hass:salf 10,4,0.6,10": ("HASS + SALF", "a trained head"),
-    "retrieval store=own budget=15": ("retrieval", "the text so far, stored texts"),
-    "edd:pct 0.1,5,10,0.04": ("EDD + PCT", "a trained head"),
+    "hass-salf": ("HASS + SALF", "a trained head"),
+    "retrieval": ("retrieval", "the text so far, stored texts"),
+    "edd-pct": ("EDD + PCT", "a trained head"),
     "n-gram tree": ("n-gram tree", "the text so far"),
     "prompt lookup": ("transformers' prompt lookup", "the text so far"),
     "assistant": ("transformers' assistant", "a small model"),
-    "ptd children=2 depth=4": ("PTD", "the target itself"),
+    "ptd, 2 children, depth 4": ("PTD", "the target itself"),
     "generate": ("transformers' `generate`", "nobody"),
 }
 # What would begin a list, heading, quote or table at the start of a line.
@@ -33,11 +33,11 @@ def results(table: pd.DataFrame) -> str:
     good = good.assign(speed=good["tokens"] / good["seconds"])
 
     def lead(first: str, second: str) -> str:
-        return RATIO.format(**study.ratio(good, "speed", first, second))
+        return RATIO.format(**stats.ratio(good, "speed", first, second))
 
-    ranking = study.speed_ups(table)["tau"]
+    ranking = stats.speed_ups(table)["tau"]
     (best, second), settings, runs = ranking.index[:2], table.iloc[0], table["repetition"].nunique()
-    beside = study.ratio(good, "speed", best, second)
+    beside = stats.ratio(good, "speed", best, second)
     apart = "slower" if beside["low"] > 1 else "faster" if beside["high"] < 1 else "not told apart from it"
     device, processor = settings["device"].removeprefix("cpu, "), settings["processor"]
     prompts, domains = table["prompt"].nunique(), table["domain"].nunique()
@@ -80,7 +80,7 @@ def filled(readme: str) -> str:
     """The README with its results as recorded; ValueError if its marks are not there, once each."""
     if len(REGION.findall(readme)) != 1:
         raise ValueError("the README should have one place between <!-- results: make readme --> and <!-- /results -->")
-    return REGION.sub(lambda _: results(study.recorded("race")), readme)
+    return REGION.sub(lambda _: results(experiments.recorded("race")), readme)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 
 import conftest  # noqa: F401  (sets the environment that kernels inherit)
 
+KEPT = ("tags", "bits")  # of a cell's metadata: see conftest.py
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -26,7 +27,7 @@ def execute(path: Path) -> None:
     NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=where, **options).execute()
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     for cell in notebook.cells:
-        cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
+        cell.metadata = {key: value for key, value in cell.metadata.items() if key in KEPT}
     part = path.with_suffix(".part")
     nbformat.write(notebook, part)
     os.replace(part, path)

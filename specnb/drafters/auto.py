@@ -36,9 +36,19 @@ class AutoDrafter:
         self, draft_model: DraftModel, target: Sequence[float], call: Sequence[float],
         other: RetrievalDrafter | None = None, *, width: int = 10,
     ):  # fmt: skip
-        self.target, self.call = np.asarray(target, dtype=float), np.asarray(call, dtype=float)
-        if not (len(self.target) >= 2 * (beam := len(self.call)) > 0 < min(self.target.min(), self.call.min())):
-            raise ValueError(f"prices are seconds above 0, half as many of drafts at most, got {target} and {call}")
+        self.target = np.asarray(target, dtype=float)
+        self.call = np.asarray(call, dtype=float)
+        beam = len(self.call)
+        if beam == 0:
+            raise ValueError("AutoDrafter needs the seconds of a draft forward over 1, 2, … nodes, got none")
+        if len(self.target) < 2 * beam:
+            raise ValueError(
+                f"prices of target forwards must be twice as many as those of draft forwards or more, "
+                f"got {len(self.target)} and {beam}"
+            )
+        for name, prices in {"target": self.target, "call": self.call}.items():
+            if not prices.min() > 0:
+                raise ValueError(f"prices are seconds above 0, got {prices.tolist()} for {name}")
         self.search = Salf(len(self.target), beam, 0.0, width, fill=True)
         # a draft forward's price, and that of one node a row
         self.more = self.call + (self.target[-1] - self.target[0]) / (len(self.target) - 1) * np.arange(1, beam + 1)
@@ -63,15 +73,15 @@ class AutoDrafter:
         order = 1 + np.argsort(-scores[1:], kind="stable")[: len(self.target) - 1]  # parents before their children
         gains = right * scores[order].cumsum() - rate * (self.target[1 : len(order) + 1] - self.target[0])
         count = 1 + int(gains.argmax()) if len(gains) and gains.max() > 0 else 0
-        keep = sorted([0, *order[:count].tolist()])
-        self.salf.kept = [self.salf.kept[node] for node in keep]
-        return Draft(draft.tree.keep(keep), scores=draft.scores[keep])
+        return draft.keep(order[:count].tolist())
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.inner.observe(draft, path, next_token, hidden, logits)
-        seconds = self.target[len(draft.tree) - 1] + sum(self.call[rows - 1] for rows, _ in self.salf.expansions)
-        below = sum(mass for _, mass in self.salf.expansions[1:])
-        own = sum(self.salf.kept[node] < self.salf.scored for node in path[1:])
+        drafting = sum(self.call[each.nodes - 1] for each in draft.expansions)
+        seconds = self.target[len(draft.tree) - 1] + drafting
+        below = sum(each.mass for each in draft.expansions[1:])
+        own = sum(int(draft.sources[node]) >= 0 for node in path[1:])
         earned = len(path) + 1, len(path), own
-        new = np.column_stack([earned, (seconds, float(draft.scores.sum()) - 1, below)])
+        spent = seconds, float(draft.scores.sum()) - 1, below
+        new = np.column_stack([earned, spent])
         self.sums = REMEMBERED * self.sums + (1 - REMEMBERED) * self.first + new  # with no news it is tried again

@@ -31,17 +31,12 @@ class MergedDrafter:
         self.other.begin(prefix, warp, hidden)
 
     def propose(self, coins, max_depth) -> Draft:
-        drafted, looked_up = (one.propose(coins, max_depth) for one in (self.drafter, self.other))
-        own, tree = drafted.tree, drafted.tree.merge(looked_up.tree)  # the first one's nodes keep their numbers
-        # The draft model commits by the tree that it has grown: the others become nodes of it that were never expanded.
-        grown, extra = self.drafter.grown, len(tree) - len(own)
-        place = [*self.drafter.kept, *range(len(grown), len(grown) + extra)]
-        parents = torch.tensor(
-            [place[parent] for parent in tree.parent_list[len(own) :]], dtype=torch.int64, device="cpu"
-        )
-        tokens, parents = torch.cat([grown.tokens, tree.tokens[len(own) :]]), torch.cat([grown.parents, parents])
-        self.drafter.grown, self.drafter.kept = TokenTree(tokens, parents), place
-        return Draft(tree, scores=_scores(tree, drafted, looked_up))
+        drafted = self.drafter.propose(coins, max_depth)
+        looked_up = self.other.propose(coins, max_depth)
+        tree = drafted.tree.merge(looked_up.tree)  # the first one's nodes keep their numbers
+        added = drafted.sources.new_full((len(tree) - len(drafted.tree),), -1)
+        sources = torch.cat([drafted.sources, added])
+        return Draft(tree, scores=_scores(tree, drafted, looked_up), sources=sources, expansions=drafted.expansions)
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
         self.drafter.observe(draft, path, next_token, hidden, logits)

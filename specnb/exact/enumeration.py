@@ -117,7 +117,8 @@ def toy_draft(q: Model, growth: Growth, drawn: Drawn = Drawn.POINT) -> tuple[Dra
     """A draft of such a drafter behind the empty text, and the probability that each of its forwards expanded."""
     drafter = toy_drafter(q, growth, drawn)
     drafter.begin((0,), Warp(), {})
-    return drafter.propose(RandomCoins(), 99), [mass for _, mass in drafter.expansions]
+    draft = drafter.propose(RandomCoins(), 99)
+    return draft, [each.mass for each in draft.expansions]
 
 
 def rows(model: Model, tree: TokenTree) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from specnb.growth.levels import Frontier, Growth, at_least_one, best, last_level
 from specnb.tree import TokenTree
@@ -40,25 +39,27 @@ class Salf:
         if not 0 <= self.threshold < 1:
             raise ValueError(f"Salf's threshold must lie in [0, 1), got {self.threshold}")
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         popped, beam = self._popped(tree, scores)
-        chances = scores.numpy()
-        bar = chances[popped].min() if len(popped) == self.total else 0.0
-        beam = [node for node in beam if chances[node] > bar]
-        gain = chances[beam].sum()  # S_i of the paper: what a further forward can add at most
-        return [(node, self.width) for node in beam] if beam and gain >= self.threshold else []
+        bar = scores[popped].min() if len(popped) == self.total else 0.0
+        beam = [node for node in beam if scores[node] > bar]
+        gain = scores[beam].sum()  # S_i of the paper: what a further forward can add at most
+        if not beam or gain < self.threshold:
+            return []
+        return [(node, self.width) for node in beam]
 
-    def _popped(self, tree: TokenTree, scores: Tensor) -> tuple[list[int], list[int]]:
+    def _popped(self, tree: TokenTree, scores: np.ndarray) -> tuple[list[int], list[int]]:
         """G once the next beam is popped, and that beam: open nodes are those that have no children yet but may."""
-        chances, last = scores.numpy(), tree.depth.numpy() >= self.depth
+        last = tree.depth.numpy() >= self.depth
         closed = np.zeros(len(tree), bool)
         closed[tree.parents.numpy()[1:]] = True
         beam = best(np.flatnonzero(~closed & ~last), scores, self.beam)
         closed[beam] = True
-        closed |= last & (chances >= (chances[beam].min() if beam else 0.0))
+        least = scores[beam].min() if beam else 0.0
+        closed |= last & (scores >= least)
         return best(np.flatnonzero(closed), scores, self.total), beam
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+    def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
         found = best(range(len(tree)), scores, self.total) if self.fill else self._popped(tree, scores)[0]
         return [node for node in found if node]
 
@@ -75,12 +76,16 @@ class Paying:
     prices: Sequence[float]
     prunes = True
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         found = sorted(self.search.select(tree, scores), key=lambda wanted: -scores[wanted[0]])[: len(self.prices)]
-        gains = scores[[node for node, _ in found]].cumsum(0).numpy() - self.prices[: len(found)]
-        return found[: 1 + gains.argmax()] if found and (gains.max() > 0 or len(tree) == 1) else []
+        if not found:
+            return []
+        gains = scores[[node for node, _ in found]].cumsum() - self.prices[: len(found)]
+        if gains.max() <= 0 and len(tree) > 1:
+            return []
+        return found[: 1 + gains.argmax()]
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+    def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
         return self.search.finish(tree, scores)
 
 
@@ -105,15 +110,15 @@ class SpecExec:
         if not 0 < self.decay <= 1:
             raise ValueError(f"SpecExec's decay must lie in (0, 1], got {self.decay}")
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         among = (node for node in (0, *self.finish(tree, scores)) if tree.depth_list[node] < self.depth)
         still = [node for node in among if not tree.children[node]]
         return [(node, self.width) for node in best(still, self._weights(tree, scores), self.beam)]
 
-    def _weights(self, tree: TokenTree, scores: Tensor) -> Tensor:
-        return scores * self.decay**tree.depth
+    def _weights(self, tree: TokenTree, scores: np.ndarray) -> np.ndarray:
+        return scores * self.decay ** tree.depth.numpy()
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+    def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
         return best(range(1, len(tree)), self._weights(tree, scores), self.total)
 
 
@@ -136,15 +141,15 @@ class OptTree:
         if not self.threshold >= 0:
             raise ValueError(f"OptTree's threshold must be at least 0, got {self.threshold}")
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         deepest, level = tree.depth_list[-1], last_level(tree)
         gain = self._expected(range(1, len(tree)), scores) - self._expected(range(1, level[0]), scores)
         if deepest and (deepest >= self.depth or gain <= self.threshold):
             return []
         return [(node, self.width) for node in best(level, scores, self.total)]
 
-    def _expected(self, nodes: Sequence[int], scores: Tensor) -> float:
+    def _expected(self, nodes: Sequence[int], scores: np.ndarray) -> float:
         return float(scores[best(nodes, scores, self.total)].sum())
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+    def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
         return best(range(1, len(tree)), scores, self.total)

@@ -1,20 +1,19 @@
 """Which nodes to expand and when to stop. A growth rule is two small pure functions over a growing tree.
 
 ``select(tree, scores)`` names the nodes to expand next, with the number of children each shall get; an empty
-list stops. ``finish(tree, scores)`` names the nodes to keep, or None for all. scores: (n,) float64, the
-drafter's probability of each node's path, 1 for the root.
+list stops. ``finish(tree, scores)`` names the nodes to keep, or None for all. scores: a numpy array (n,) of float64,
+the drafter's probability of each node's path, 1 for the root.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from numbers import Integral
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
 from specnb.tree import TokenTree
 
@@ -29,9 +28,9 @@ class Growth(Protocol):
 
     prunes: bool = False
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier: ...
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier: ...
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> Sequence[int] | None:
+    def finish(self, tree: TokenTree, scores: np.ndarray) -> Sequence[int] | None:
         return None
 
 
@@ -40,10 +39,11 @@ class Static(Growth):
     """A fixed shape: one path of ranks per node (EAGLE-1's and Medusa's ``choices``; vLLM's token tree).
 
     A node's rank is its place among its siblings in drawing order. Where a law had too few tokens for a
-    sibling, what would hang below it is left out.
+    sibling, what would hang below it is left out. name: what recordings and pictures call it; it makes no difference.
     """
 
     paths: tuple[tuple[int, ...], ...]
+    name: str = field(default="", compare=False)
 
     def __post_init__(self):
         object.__setattr__(self, "paths", tuple(map(tuple, self.paths)))
@@ -60,7 +60,7 @@ class Static(Growth):
         """Rank path of a node → its number of children."""
         return Counter(path[:-1] for path in self.paths if path)
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         ranks: list[tuple[int, ...]] = [()]
         for node in range(1, len(tree)):
             parent = tree.parent_list[node]
@@ -72,12 +72,13 @@ def kary(k: int, depth: int) -> Static:
     """The full k-ary shape of the given depth: k + k² + … nodes. kary(2, d) is the papers' binary tree."""
     if k < 1 or depth < 0:
         raise ValueError(f"a k-ary tree needs k >= 1 and depth >= 0, got k={k}, depth={depth}")
-    return Static(tuple(path for level in range(depth) for path in product(range(k), repeat=level + 1)))
+    paths = tuple(path for level in range(depth) for path in product(range(k), repeat=level + 1))
+    return Static(paths, f"kary({k}, {depth})")
 
 
 def chain(gamma: int) -> Static:
     """gamma tokens in a row: classic speculative decoding."""
-    return kary(1, gamma)
+    return replace(kary(1, gamma), name=f"chain({gamma})")
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,12 @@ class DynaTree(Growth):
         if not 0 < self.threshold < 1:
             raise ValueError(f"DynaTree's threshold must lie in (0, 1), got {self.threshold}")
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        deepest, room, frontier = tree.depth_list[-1], self.budget - (len(tree) - 1), []
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
+        deepest = tree.depth_list[-1]
         if deepest > self.depth:
             return []
+        room = self.budget - (len(tree) - 1)
+        frontier = []
         for node, chance in enumerate(scores.tolist()):
             wanted = min(self.branch if node else self.first, room)
             if tree.depth_list[node] == deepest and chance >= self.threshold and wanted > 0:
@@ -134,15 +137,16 @@ class Cape:
         if self.depth < 1 or len(self.extra) != len(self.edges) + 1:
             raise ValueError(f"Cape needs a depth of at least 1 and one width more than edges, got {self}")
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         deepest = tree.depth_list[-1]
         tip = tree.depth_list.index(deepest)  # the first of its level is the likeliest: only the chain was expanded
         return [(tip, 1 + max(self.extra))] if deepest < self.depth else []
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        keep, node = [], 0
+    def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
+        keep = []
+        node = 0
         while children := tree.children[node]:
-            confidence = float(scores[children[0]] / scores[node])
+            confidence = scores[children[0]] / scores[node]
             extra = self.extra[sum(confidence > edge for edge in self.edges)]
             keep += children[: 1 + extra]
             node = children[0]
@@ -166,12 +170,12 @@ class Eagle2:
     def __post_init__(self):
         at_least_one(self, "total", "depth", "k")
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         if tree.depth_list[-1] >= self.depth:
             return []
         return [(node, self.k) for node in best(last_level(tree), scores, self.k)]
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
+    def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
         return best(range(1, len(tree)), scores, self.total)
 
 
@@ -195,24 +199,19 @@ class Pct:
             raise ValueError(f"Pct needs 0 ≤ leaf ≤ cost ≤ 1 (s_d / s_t), got leaf {self.leaf} and cost {self.cost}")
         at_least_one(self, "k", "depth")
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         if tree.depth_list[-1] >= self.depth:
             return []
-        chances = scores.tolist()
-        return [(node, self.k) for node in last_level(tree) if chances[node] >= self.cost]
+        return [(node, self.k) for node in last_level(tree) if scores[node] >= self.cost]
 
-    def finish(self, tree: TokenTree, scores: Tensor) -> list[int]:
-        return _at_least(self.leaf, scores)  # no expanded node lies below
-
-
-def _at_least(chance: float, scores: Tensor) -> list[int]:
-    return (np.flatnonzero(scores.numpy()[1:] >= chance) + 1).tolist()
+    def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
+        return (1 + np.flatnonzero(scores[1:] >= self.leaf)).tolist()  # no expanded node lies below
 
 
-def best(nodes: Iterable[int] | np.ndarray, scores: Tensor, count: int) -> list[int]:
+def best(nodes: Iterable[int] | np.ndarray, scores: np.ndarray, count: int) -> list[int]:
     """The count nodes of highest score, elder ones first among equals, in index order."""
     nodes = nodes if isinstance(nodes, np.ndarray) else np.array(sorted(nodes), dtype=np.int64)
-    order = np.argsort(-scores.numpy()[nodes], kind="stable")[:count]  # on so few numbers numpy is twice as fast
+    order = np.argsort(-scores[nodes], kind="stable")[:count]
     return np.sort(nodes[order]).tolist()
 
 
@@ -226,9 +225,10 @@ def at_least_one(rule: object, *names: str) -> None:
     """ValueError unless a setting of that name is a whole number, 1 or more."""
     for name in names:
         value = getattr(rule, name)
-        if not (whole := isinstance(value, Integral)) or value < 1:
-            due = "at least 1" if whole else "a whole number"
-            raise ValueError(f"{type(rule).__name__}'s {name} must be {due}, got {value}")
+        if not isinstance(value, Integral):
+            raise ValueError(f"{type(rule).__name__}'s {name} must be a whole number, got {value}")
+        if value < 1:
+            raise ValueError(f"{type(rule).__name__}'s {name} must be at least 1, got {value}")
 
 
 def within(rule: Growth, depth: int) -> Growth:
@@ -236,14 +236,17 @@ def within(rule: Growth, depth: int) -> Growth:
     return replace(rule, depth=max(1, depth)) if depth < getattr(rule, "depth", 0) else rule
 
 
-def _shape(text: str) -> Static:
-    return Static(tuple(tuple(map(int, path)) for path in text.split()))
+def _shape(name: str, text: str) -> Static:
+    return Static(tuple(tuple(map(int, path)) for path in text.split()), name)
 
 
 # Public static trees, as lists of rank paths. EAGLE-1's default has 25 nodes although its name says 63; Medusa's
 # (vicuna-7b, MC-Sim) has 63 and is a product tree: entry j at depth d is the j-th best token of head d.
-EAGLE_25 = _shape("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001")
+EAGLE_25 = _shape(
+    "EAGLE_25", "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+)
 MEDUSA_63 = _shape(
+    "MEDUSA_63",
     "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 "
-    "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
+    "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070",
 )

@@ -1,12 +1,14 @@
 """What a growth rule would have drafted, told from a larger tree that was recorded: no draft model runs.
 
 Every smaller tree is a part of the recorded one. ``regrow`` says which part, ``stages`` shows it forward by forward,
-and ``Together`` is the rule that records what several rules need.
+and ``Together`` is the rule that records what several rules need. Path probabilities are taken as drafts hold them
+(``Draft.scores``, a tensor) and as growth rules are given them (an array).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,51 +16,68 @@ from specnb.growth.levels import Frontier, Growth, within
 from specnb.tree import TokenTree
 
 
-def regrow(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> tuple[list[int], list[list[int]]]:
+def regrow(
+    tree: TokenTree, scores: Tensor | np.ndarray, rule: Growth, max_depth: int
+) -> tuple[list[int], list[list[int]]]:
     """The nodes of a recorded tree that a rule would have drafted and kept, and those each draft forward expands.
 
     Raises ValueError where the rule wants a child that was not recorded.
     """
+    scores = np.asarray(scores, dtype=np.float64)
     rule = within(rule, max_depth)
-    *before, last = _whole(tree, scores, rule, max_depth)
-    return _kept(rule, scores, last), [[nodes[i] for i in frontier] for nodes, _, frontier, _ in before]
+    moments = _whole(tree, scores, rule, max_depth)
+    return _kept(rule, scores, moments[-1]), [moment.next for moment in moments[:-1]]
 
 
-Before = tuple[list[int], TokenTree, list[int], dict[int, int]]
+@dataclass(frozen=True)
+class _Moment:
+    """A rule at work on a recorded tree, before a draft forward.
 
-
-def _kept(rule: Growth, scores: Tensor, turn: Before) -> list[int]:
-    """The recorded nodes that the rule keeps if drafting ends before this turn."""
-    nodes, grown, _, _ = turn
-    keep = rule.finish(grown, scores[nodes])
-    return nodes if keep is None else [nodes[i] for i in sorted({0, *keep})]
-
-
-def _turns(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> Iterator[Before]:
-    """Before each draft forward: recorded nodes drafted so far, their tree, the frontier (places in it), what it lacks.
-
-    The last turn has an empty frontier, or lacks something.
+    drafted: the recorded nodes that it has drafted so far; grown: their tree, of which node i is drafted[i]. next: the
+    recorded nodes that it expands now. lacking: those of them whose children were not all recorded, with the number
+    of children that the rule wants.
     """
-    rule, nodes, grown = within(rule, max_depth), [0], TokenTree([0], [-1])
+
+    drafted: list[int]
+    grown: TokenTree
+    next: list[int]
+    lacking: dict[int, int]
+
+
+def _moments(tree: TokenTree, scores: np.ndarray, rule: Growth, max_depth: int) -> Iterator[_Moment]:
+    """The moments before each draft forward; in the last one nothing is next, or something is lacking."""
+    rule = within(rule, max_depth)
+    drafted = [0]
+    grown = TokenTree([0], [-1])
     while True:
-        wanted = rule.select(grown, scores[nodes])
+        wanted = rule.select(grown, scores[drafted])
         frontier = [(node, k) for node, k in wanted if grown.depth_list[node] < max_depth]
-        short = {nodes[node]: k for node, k in frontier if len(tree.children[nodes[node]]) < k}
-        yield list(nodes), grown, [node for node, _ in frontier], short
-        if short or not frontier:
+        recorded = [(drafted[node], k) for node, k in frontier]
+        lacking = {node: k for node, k in recorded if len(tree.children[node]) < k}
+        yield _Moment(list(drafted), grown, [node for node, _ in recorded], lacking)
+        if lacking or not frontier:
             return
-        parents = torch.tensor([node for node, k in frontier for _ in range(k)])
-        nodes += [child for node, k in frontier for child in tree.children[nodes[node]][:k]]
+        parents = torch.tensor([node for node, k in frontier for _ in range(k)], dtype=torch.int64, device="cpu")
+        for node, k in recorded:
+            drafted += tree.children[node][:k]
         grown = grown.grow(torch.zeros_like(parents), parents)
 
 
-def _whole(tree: TokenTree, scores: Tensor, rule: Growth, max_depth: int) -> list[Before]:
-    """All turns; ValueError where the last lacks something."""
-    turns = list(_turns(tree, scores, rule, max_depth))
-    for node, k in turns[-1][3].items():
+def _whole(tree: TokenTree, scores: np.ndarray, rule: Growth, max_depth: int) -> list[_Moment]:
+    """All moments; ValueError where the last lacks something."""
+    moments = list(_moments(tree, scores, rule, max_depth))
+    for node, k in moments[-1].lacking.items():
         have = f"wants {k} children where the recording has {len(tree.children[node])}"
         raise ValueError(f"{rule} {have}: record with a wider, deeper or less pruned tree")
-    return turns
+    return moments
+
+
+def _kept(rule: Growth, scores: np.ndarray, moment: _Moment) -> list[int]:
+    """The recorded nodes that the rule keeps if drafting ends at this moment."""
+    keep = rule.finish(moment.grown, scores[moment.drafted])
+    if keep is None:
+        return moment.drafted
+    return [moment.drafted[i] for i in sorted({0, *keep})]
 
 
 @dataclass(frozen=True)
@@ -70,10 +89,14 @@ class Stage:
     kept: tuple[int, ...]
 
 
-def stages(tree: TokenTree, scores: Tensor, rule: Growth) -> list[Stage]:
+def stages(tree: TokenTree, scores: Tensor | np.ndarray, rule: Growth) -> list[Stage]:
     """A rule's draft forwards one by one, the last stage with nothing next; ValueError as in ``regrow``."""
-    turns = _whole(tree, scores, rule, len(tree))
-    return [Stage(tuple(t[0]), tuple(t[0][i] for i in t[2]), tuple(_kept(rule, scores, t))) for t in turns]
+    scores = np.asarray(scores, dtype=np.float64)
+    found = []
+    for moment in _whole(tree, scores, rule, len(tree)):
+        kept = _kept(rule, scores, moment)
+        found.append(Stage(tuple(moment.drafted), tuple(moment.next), tuple(kept)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -88,10 +111,18 @@ class Together(Growth):
     k: int
     left: int | None = None
 
-    def select(self, tree: TokenTree, scores: Tensor) -> Frontier:
-        def lacking(cap: int) -> set[int]:
-            return {node for rule in self.rules for node in [*_turns(tree, scores, rule, cap)][-1][3]}
-
-        caps = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
-        wanted = lacking(len(tree)) or set().union(*map(lacking, caps))
+    def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
+        wanted = self._lacking(tree, scores, len(tree))
+        if not wanted:
+            caps = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
+            for cap in caps:
+                wanted |= self._lacking(tree, scores, cap)
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
+
+    def _lacking(self, tree: TokenTree, scores: np.ndarray, cap: int) -> set[int]:
+        """The nodes whose children any of the rules still needs if its trees have up to cap levels."""
+        nodes: set[int] = set()
+        for rule in self.rules:
+            *_, last = _moments(tree, scores, rule, cap)
+            nodes.update(last.lacking)
+        return nodes

@@ -54,7 +54,7 @@ class Forward:
 
 
 class Graphs:
-    """Scores trees with recorded forwards of one model: ``Target(model, graphs=Graphs(model))``; drafts with it, too.
+    """Scores trees with recorded forwards of one model: ``Target(model, forwards=Graphs(model))``; drafts with it, too.
 
     capacity: slots for committed tokens and a tree, of a cache that all generations share, one at a time. sizes:
     numbers of nodes to record at. record: how to record a call (None: ``captured`` on a GPU, ``taped`` on the CPU).

@@ -84,7 +84,7 @@ AttentionInterface.register(NAME, attention)
 
 
 class Invariant:
-    """Scores trees by forwards whose bits do not depend on the tree: ``Target(model, graphs=Invariant(model))``.
+    """Scores trees by forwards whose bits do not depend on the tree: ``Target(model, forwards=Invariant(model))``.
 
     Undrafted decoding with the same is the plain decoding that drafted texts then equal, also in bfloat16. Prompts are
     read as without. rows: nodes of a forward; depth: levels of a tree at most, its root among them. Raises ValueError

@@ -1,5 +1,6 @@
 """AutoDrafter: the text stays, prices decide how much is drafted and verified, what was learnt goes on."""
 
+import numpy as np
 import pytest
 from tiny import llama, near_copy, tau
 
@@ -55,7 +56,7 @@ def test_nodes_that_make_a_draft_forward_dear_are_not_expanded():
         model = llama()
         drafter = AutoDrafter(CausalLMDraft(near_copy(model)), CHEAP, calls)
         found = steps(Target(model), drafter, verifiers.greedy, PROMPT, max_new_tokens=40, eos=())
-        beams[name] = max(rows for _ in found for rows, _ in drafter.salf.expansions)
+        beams[name] = max(each.nodes for step in found for each in step.draft.expansions)
     assert beams["by the row"] == 1
     assert beams["cheap"] > 3
 
@@ -95,8 +96,35 @@ def test_the_same_prices_and_texts_make_the_same_trees():
 
 
 @pytest.mark.parametrize(
-    ("target", "call"), [(CHEAP[:5], [0.1] * 3), ([0.0, *CHEAP], [0.1]), (CHEAP, [0.0]), (CHEAP, [-1]), (CHEAP, [])]
+    ("target", "call", "message"),
+    [
+        (CHEAP[:5], [0.1] * 3, "must be twice as many as those of draft forwards or more, got 5 and 3"),
+        ([0.0, *CHEAP], [0.1], r"prices are seconds above 0, got \[0.0, 1.0.* for target"),
+        (CHEAP, [0.0], r"prices are seconds above 0, got \[0.0\] for call"),
+        (CHEAP, [-1], r"prices are seconds above 0, got \[-1.0\] for call"),
+        (CHEAP, [float("nan")], r"prices are seconds above 0, got \[nan\] for call"),
+        (CHEAP, [], "needs the seconds of a draft forward over 1, 2, … nodes, got none"),
+    ],
 )
-def test_prices_without_sense_are_refused(target, call):
-    with pytest.raises(ValueError, match="prices are seconds above 0, half as many of drafts at most, got"):
+def test_prices_without_sense_are_refused(target, call, message):
+    with pytest.raises(ValueError, match=message):
         AutoDrafter(CausalLMDraft(llama()), target, call)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_what_is_learnt_follows_from_the_steps_alone(other):
+    """R, right and deep are sums over the drafts that were seen: their forwards, scores and sources."""
+    sums = np.array([[1.0, CHEAP[0]], [1.0, 1.5], [1.0, 2.0]])
+    first = sums.copy()
+    out, drafter = written(CHEAP, 0.1, other=other)
+    looked_up = 0
+    for step in out.steps:
+        draft, path = step.draft, step.verdict.path
+        seconds = CHEAP[len(draft.tree) - 1] + 0.1 * len(draft.expansions)
+        below = sum(each.mass for each in draft.expansions[1:])
+        own = [node for node in path[1:] if draft.sources[node] >= 0]
+        looked_up += len(path[1:]) - len(own)
+        new = [[len(path) + 1, seconds], [len(path), float(draft.scores[1:].sum())], [len(own), below]]
+        sums = 0.98 * sums + 0.02 * first + np.array(new)
+    np.testing.assert_allclose(drafter.sums, sums)
+    assert (looked_up > 0) == other

@@ -1,5 +1,7 @@
 """n-grams merged into a draft model's tree: lossless, nothing of either lost, caches committed as they should be."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import llama, near_copy, tau
@@ -99,3 +101,96 @@ def test_tau_is_at_least_that_of_either_alone_on_the_same_text():
 def test_a_drawn_tree_is_refused():
     with pytest.raises(ValueError, match="must be POINT, got SWOR"):
         MergedDrafter(TreeDrafter(CausalLMDraft(TINY), growth.chain(2), Drawn.SWOR))
+
+
+# ---- where each node came from -------------------------------------------------------------------------------------
+
+
+def test_sources_are_the_nodes_that_the_draft_model_grew():
+    """After the draft's own nodes, dropped ones left out, come those that were looked up, which have no source."""
+    both = merged(llama(1), growth.Eagle2(6, 3, 3))
+    both.begin(PROMPT, Warp(), {})
+    draft = both.propose(None, 5)
+    grown, sources = both.drafter.grown, draft.sources.tolist()
+    own = [source for source in sources if source >= 0]
+    assert own == sorted(own)
+    assert sources == own + [-1] * (len(sources) - len(own))
+    assert len(own) == 7 < len(sources)
+    assert len(grown) > 7
+    for node, source in enumerate(own):
+        assert grown.path_tokens(source) == draft.tree.path_tokens(node)
+
+
+class Handed(MergedDrafter):
+    """A drafter that changes what the inner ones drafted before it is handed on."""
+
+    def __init__(self, drafter, change):
+        super().__init__(drafter)
+        self.change = change
+
+    def propose(self, coins, max_depth):
+        return self.change(super().propose(coins, max_depth))
+
+
+class Committed(CausalLMDraft):
+    """A draft model that keeps what was committed, as tokens, and sees that it is a path of the tree."""
+
+    def begin(self, prefix, hidden):
+        super().begin(prefix, hidden)
+        self.texts = []
+
+    def commit(self, tree, path, next_token, hidden):
+        assert tuple(path) == tree.path(path[-1] if path else 0)
+        self.texts.append((*(tree.token_list[node] for node in path), next_token))
+        super().commit(tree, path, next_token, hidden)
+
+
+def test_the_draft_model_commits_what_the_text_has_taken():
+    """Accepted nodes that it never drafted are nodes of the committed tree, too."""
+    model = Committed(llama(1, max_position_embeddings=512))
+    both = MergedDrafter(TreeDrafter(model, growth.Eagle2(8, 3, 3)))
+    out = decode(Target(TINY), both, verifiers.greedy, PROMPT, max_new_tokens=60)
+    assert model.texts[:-1] == [step.tokens for step in out.steps[:-1]]
+    assert any(step.draft.sources[node] < 0 for step in out.steps for node in step.verdict.path)
+
+
+def test_the_path_is_found_again_whatever_nodes_were_dropped():
+    """Only the nodes of even number, with their ancestors, are handed on: the cache keeps what it should."""
+
+    def halved(draft):
+        nodes = {above for node in range(0, len(draft.tree), 2) for above in draft.tree.path(node)}
+        return draft.keep(nodes)
+
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        plain = TINY.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=80)
+    model = near_copy(TINY)
+    model.config.max_position_embeddings = 512
+    drafter = Handed(TreeDrafter(Committed(model), growth.kary(2, 3)), halved)
+    out = decode(Target(TINY), drafter, verifiers.greedy, PROMPT, max_new_tokens=80)
+    assert list(out.tokens) == plain[0, len(PROMPT) :].tolist()
+    seen, longest = [*PROMPT, *out.steps[0].tokens], 0
+    for step in out.steps[1:]:
+        fresh = Handed(TreeDrafter(CausalLMDraft(model), growth.kary(2, 3)), halved)
+        fresh.begin(seen, Warp(), {})
+        tree = fresh.propose(None, 80 - (len(seen) - len(PROMPT)) - 1).tree
+        assert step.draft.tree.token_list == tree.token_list
+        longest = max(longest, len(step.verdict.path))
+        seen += step.tokens
+    assert longest >= 2
+
+
+def test_expansions_are_the_draft_models_alone():
+    both = merged(llama(1), growth.kary(2, 3))
+    alone = TreeDrafter(CausalLMDraft(llama(1)), growth.kary(2, 3))
+    for drafter in (both, alone):
+        drafter.begin(PROMPT, Warp(), {})
+    found, expected = (drafter.propose(None, 5).expansions for drafter in (both, alone))
+    assert [(each.nodes, each.mass) for each in found] == [(each.nodes, each.mass) for each in expected]
+    assert [each.nodes for each in found] == [1, 2, 4]
+
+
+def test_a_draft_without_sources_is_refused():
+    drafter = Handed(TreeDrafter(CausalLMDraft(llama(1)), growth.chain(2)), lambda draft: replace(draft, sources=None))
+    with pytest.raises(ValueError, match="which nodes the draft model grew: hand its sources on"):
+        decode(Target(TINY), drafter, verifiers.greedy, PROMPT, max_new_tokens=8)

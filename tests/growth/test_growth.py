@@ -150,9 +150,10 @@ def test_what_pays_is_the_best_number_of_the_likeliest(seed, call, row):
     """Against trying all subsets of a frontier; without prices nothing is left out, and the root never is."""
     search, prices = growth.Salf(30, 4, 0.0, 6, fill=True), [call + row * n for n in range(4)]
     draft, _ = grow(growth.kary(3, 2), seed)
-    chances = {node: float(draft.scores[node]) for node, _ in search.select(draft.tree, draft.scores)}
+    scores = draft.scores.numpy()
+    chances = {node: float(scores[node]) for node, _ in search.select(draft.tree, scores)}
     assert len(chances) == 4
-    found = growth.Paying(search, prices).select(draft.tree, draft.scores)
+    found = growth.Paying(search, prices).select(draft.tree, scores)
     subsets = [part for n in range(len(chances) + 1) for part in combinations(chances, n)]
     worth = {part: sum(chances[node] for node in part) - (prices[len(part) - 1] if part else 0) for part in subsets}
     assert worth[tuple(sorted(node for node, _ in found))] == pytest.approx(max(worth.values()))
@@ -212,7 +213,8 @@ def test_greedy_text_is_plain_text(rule):
     dropped, longest, tokens = 0, 0, []
     for step in steps(Target(model), drafter, verifiers.greedy, [5, 9, 2], max_new_tokens=40, eos=()):
         tokens += step.tokens
-        longest, dropped = max(longest, len(step.verdict.path)), dropped + (len(drafter.kept) < len(drafter.grown))
+        longest = max(longest, len(step.verdict.path))
+        dropped += len(step.draft.tree) < len(drafter.grown)
     assert tokens == plain
     assert longest >= 2
     assert dropped > 0

@@ -267,7 +267,7 @@ def test_recorded_forwards_keep_windows(name, monkeypatch):
     changes = {"attn_temperature_tuning": False} if name == "llama4_text" else {}
     model = small(name, **changes)
     assert architectures.differ(model, architectures.right_text(model), graphs=True) == []
-    assert Target(model, graphs=Graphs(model, capacity=128)).check() <= near_enough(model)
+    assert Target(model, forwards=Graphs(model, capacity=128)).check() <= near_enough(model)
 
 
 def test_longrope_ends_where_its_long_factors_begin():

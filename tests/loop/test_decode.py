@@ -1,6 +1,7 @@
 """The loop end to end: same text as transformers' generate, its edges, its trace."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from transformers import GenerationConfig
 
 from specnb import exact, growth, verifiers
 from specnb.decode import PlainDrafter, decode, steps
-from specnb.drafters import CausalLMDraft, NgramDrafter, Tempered, TreeDrafter
+from specnb.drafters import (
+    AutoDrafter,
+    CausalLMDraft,
+    MergedDrafter,
+    NgramDrafter,
+    RetrievalDrafter,
+    Tempered,
+    TreeDrafter,
+)
 from specnb.models import Pair, prompts
 from specnb.target import Target
 from specnb.tree import Drawn, TokenTree
@@ -115,6 +124,65 @@ def test_trace_full_light_none():
         run("everything")
 
 
+class Counted(CausalLMDraft):
+    """A draft model that notes of each forward its nodes, and sleeps a little in it."""
+
+    def begin(self, prefix, hidden):
+        self.calls = []
+        super().begin(prefix, hidden)
+
+    def expand(self, tree, frontier):
+        self.calls.append(len(frontier))
+        time.sleep(0.002)
+        return super().expand(tree, frontier)
+
+
+PRICES = [1 + 0.01 * n for n in range(32)]
+DRAFTING = {
+    "POINT": lambda model: TreeDrafter(model, growth.kary(2, 3)),
+    "SWOR": lambda model: TreeDrafter(model, growth.kary(2, 3), Drawn.SWOR),
+    "pruned": lambda model: TreeDrafter(model, growth.Salf(12, 3, 0.1, 4)),
+    "merged": lambda model: MergedDrafter(TreeDrafter(model, growth.kary(2, 3)), NgramDrafter()),
+    "auto": lambda model: AutoDrafter(model, PRICES, [0.01] * 4),
+    "auto, merged": lambda model: AutoDrafter(model, PRICES, [0.01] * 4, RetrievalDrafter()),
+}
+
+
+@pytest.mark.parametrize("trace", ["full", "light"])
+@pytest.mark.parametrize("name", DRAFTING)
+def test_steps_tell_sizes_and_seconds_of_the_draft_models_forwards(name, trace):
+    model = Counted(OTHER)
+    verifier, heat = (verifiers.rrsw, 1.0) if name == "SWOR" else (verifiers.one_hot, 0.0)
+    out = decode(
+        Target(TARGET), DRAFTING[name](model), verifier, [5, 9, 2], max_new_tokens=20, temperature=heat, trace=trace
+    )
+    assert [each.nodes for step in out.steps for each in step.draft.expansions] == model.calls
+    assert len(model.calls) >= len(out.steps) - 1  # the last token needs no draft
+    for step in out.steps:
+        taken = sum(each.seconds for each in step.draft.expansions)
+        assert 0.002 * len(step.draft.expansions) <= taken <= step.seconds["draft"]
+        if step.draft.expansions:
+            assert step.draft.expansions[0].mass == 1.0
+
+
+def test_where_no_draft_model_is_asked_there_are_no_forwards():
+    for drafter in (PlainDrafter(), NgramDrafter()):
+        out = decode(Target(TARGET), drafter, verifiers.greedy, [5, 6, 5], max_new_tokens=8)
+        assert all(step.draft.expansions == () and step.draft.sources is None for step in out.steps)
+
+
+def test_what_a_light_step_keeps_of_its_draft():
+    drafter = DRAFTERS["swor"]()
+    options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    step = next(steps(Target(TARGET), drafter, verifiers.rrsw, [1, 2, 3], **options))
+    light = step.light().draft
+    assert (light.q, light.ids, light.drawn) == (None, None, Drawn.POINT)
+    assert light.tree is step.draft.tree
+    assert light.scores is step.draft.scores
+    assert light.sources.tolist() == list(range(len(light.tree)))
+    assert light.expansions == step.draft.expansions != ()
+
+
 def test_same_seed_same_text_other_seed_other_text():
     texts = [
         decode(Target(TARGET), DRAFTERS["swor"](), verifiers.rrsw, [1], max_new_tokens=20, temperature=1, seed=s)
@@ -193,6 +261,7 @@ def test_targets_and_drafters_serve_one_generation_at_a_time(shared):
     next(second)
     with pytest.raises(RuntimeError, match=f"this {shared} has begun another generation: make one for each"):
         next(first)
+    assert target.serving is not None
     rest = [token for step in second for token in step.tokens]
     assert rest[-4:] == generated(TARGET, [7, 8, 7], 8)[-4:]  # the later one goes on
     again = decode(target, drafter, verifiers.greedy, [5, 6, 5], max_new_tokens=8)

@@ -295,7 +295,7 @@ def test_a_users_stopping_criterion_stops_where_generate_does():
 def test_graphs_are_handed_on():
     """Recorded forwards score the trees; they serve one call of generate after the other."""
     graphs = Graphs(TARGET, capacity=64)
-    through = speculative(NgramDrafter(), verifiers.by_draw, graphs=graphs)
+    through = speculative(NgramDrafter(), verifiers.by_draw, forwards=graphs)
     for prompt in ([7, 8, 9], [4, 4]):
         assert generated(TARGET, prompt, 15, custom_generate=through) == generated(TARGET, prompt, 15)
     assert graphs.forwards

@@ -606,12 +606,12 @@ class Spoiled(Target):
 
     def __init__(self, model, nan: Tensor, *, step: int, whole: bool):
         super().__init__(model)
-        self.nan, self.step, self.whole, self.forwards = nan, step, whole, 0
+        self.nan, self.step, self.whole, self.scored = nan, step, whole, 0
 
     def forward(self, tree):
         scores = super().forward(tree)
-        self.forwards += 1
-        if self.forwards > self.step:
+        self.scored += 1
+        if self.scored > self.step:
             logits = scores.logits.clone()
             logits[:, slice(None) if self.whole else slice(3, 4)] = self.nan
             return type(scores)(logits, scores.hidden)
@@ -779,8 +779,8 @@ def test_another_default_device_changes_nothing_in_what_stands_around_the_loop(o
     mistral = windowed("mistral", 6)
     windows = generated(mistral, PROMPT, 12)
     on_meta()
-    for graphs in (None, Graphs(target, capacity=64, sizes=(8,)), Invariant(target)):
-        out = target.generate(ids, custom_generate=ngram(graphs=graphs), **options)
+    for forwards in (None, Graphs(target, capacity=64, sizes=(8,)), Invariant(target)):
+        out = target.generate(ids, custom_generate=ngram(forwards=forwards), **options)
         assert out[0, len(PROMPT) :].tolist() == theirs
     out = mistral.generate(ids, custom_generate=ngram(check=False), **options)  # the check's generate fails on meta
     assert out[0, len(PROMPT) :].tolist() == windows
@@ -892,7 +892,7 @@ def test_inference_mode_in_and_out(name, recorded):
     theirs = generated(model, PROMPT, 12)
     for order in ((True, False, True), (False, True, False)):
         graphs = Graphs(model, capacity=64, sizes=(8,)) if recorded else None
-        target, drafter = Target(model, graphs=graphs), DRAFTERS[name](draft)
+        target, drafter = Target(model, forwards=graphs), DRAFTERS[name](draft)
         for inside in order:
             with torch.inference_mode(inside):
                 out = decode(target, drafter, verifiers.by_draw, PROMPT, max_new_tokens=12, eos=())
@@ -906,8 +906,8 @@ def test_a_generator_begun_in_inference_mode_is_finished_outside(begun, kind):
     """And the other way round, and back and forth in between; grown: buffers that have to grow outside, too."""
     model = small(max_position_embeddings=600)
     count = 262 if kind == "grown" else 24
-    options = {"graphs": Graphs(model, capacity=64, sizes=(8,))} if kind == "graphs" else {}
-    options |= {"graphs": Invariant(model)} if kind == "invariant" else {}
+    options = {"forwards": Graphs(model, capacity=64, sizes=(8,))} if kind == "graphs" else {}
+    options |= {"forwards": Invariant(model)} if kind == "invariant" else {}
     options |= {"window": Window(4, 12)} if kind == "window" else {}
     drafter = TreeDrafter(CausalLMDraft(near(model)), growth.kary(2, 2))
     evicting = {"window": options["window"]} if kind == "window" else {}  # its text is not the model's own
@@ -934,7 +934,7 @@ def test_weights_made_in_inference_mode_serve_outside():
     for inside in (False, True, False):
         with torch.inference_mode(inside):
             assert written(model, count=12) == theirs
-            assert written(model, count=12, graphs=graphs) == theirs
+            assert written(model, count=12, forwards=graphs) == theirs
             assert generated(model, PROMPT, 12, custom_generate=ngram()) == theirs
     if models.packing.possible(torch.float32):
         assert written(models.pack(model), count=12) == theirs
@@ -1083,9 +1083,9 @@ def test_offloaded_weights_compute_where_their_hooks_say(kind):
     accelerate = pytest.importorskip("accelerate")
     theirs, model = generated(llama(), PROMPT, 12), accelerate.cpu_offload(llama())
     assert model.device.type == "meta"
-    options = (
-        {"graphs": {"graphs": Graphs, "invariant": Invariant}[kind](model)} if kind in ("graphs", "invariant") else {}
-    )
+    options = {}
+    if kind in ("graphs", "invariant"):
+        options["forwards"] = {"graphs": Graphs, "invariant": Invariant}[kind](model)
     if kind == "draft":
         drafter = TreeDrafter(CausalLMDraft(model), growth.kary(2, 2))
         assert written(llama(), count=12, drafter=drafter) == theirs

@@ -191,3 +191,47 @@ def test_check_says_how_exact_a_model_is_and_refuses_a_wrong_mask(monkeypatch):
         ValueError, match=r"a llama model .* scores a tree unlike the tree's paths: logits differ by [\d.]+%"
     ):
         Target(llama()).check()
+
+
+class Called:
+    """Forwards that are the model's own, for trees of up to two nodes: larger ones do not fit."""
+
+    def __init__(self, model):
+        self.model, self.sizes = model, []
+
+    def empty(self):
+        return TreeCache()
+
+    def score(self, cache, rows, positions, mask, hidden_layers):
+        if rows.shape[1] > 2:
+            return None
+        self.sizes.append(rows.shape[1])
+        inputs = {"input_ids": rows, "position_ids": positions, "attention_mask": mask, ARGUMENT: cache}
+        with torch.no_grad():
+            return self.model(**inputs, use_cache=True).logits[0], {}
+
+
+def test_forwards_are_handed_in_and_asked_first():
+    model, sizes = MODELS["llama"], (1, 2, 3, 2)
+    plain, other = Target(model), Target(model, forwards=Called(model))
+    for target in (plain, other):
+        target.prefill([4, 5, 6])
+    for size in sizes:
+        tree = TokenTree(list(range(size)), [-1] + [0] * (size - 1))
+        assert same(*(target.forward(tree).logits for target in (plain, other)))
+        for target in (plain, other):
+            target.commit(())
+    assert other.forwards.sizes == [size for size in sizes if size <= 2]
+    assert plain.forwards is None
+
+
+def test_forwards_of_another_model_and_their_former_name_are_refused():
+    model = MODELS["llama"]
+    with pytest.raises(ValueError, match="these forwards are of another LlamaForCausalLM: make them of the very model"):
+        Target(model, forwards=Called(llama(1)))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'graphs'"):
+        Target(model, graphs=Called(model))
+
+
+def test_a_target_serves_no_generation_before_the_first():
+    assert Target(MODELS["llama"]).serving is None

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specnb import masks
-from specnb.tree import Draft, Drawn, TokenTree
+from specnb.tree import Draft, Drawn, Expansion, TokenTree
 
 #       0:7
 #      /    \
@@ -230,6 +230,13 @@ BAD_DRAFTS = {
     "auxiliary too long": (dict(auxiliary=torch.zeros(8, dtype=torch.bool)), r"shape \(7,\), got torch.bool \(8,\)"),
     "auxiliary as int": (dict(auxiliary=FLAGS.long()), r"auxiliary must be bool of shape \(7,\)"),
     "auxiliary root": (dict(auxiliary=~FLAGS), "the root, .* cannot be auxiliary"),
+    "sources too short": (dict(sources=torch.arange(6)), r"sources must be int64 of shape \(7,\), got torch.int64"),
+    "sources as floats": (dict(sources=torch.arange(7.0)), r"sources must be int64 .*, got torch.float32 \(7,\)"),
+    "another root": (dict(sources=torch.arange(1, 8)), "the source of the root must be 0"),
+    "drafted below what was not": (
+        dict(sources=torch.tensor([0, -1, 2, 3, 4, 5, 6])),
+        "a node with a source needs a parent with one",
+    ),
     "elected below auxiliary": (
         dict(auxiliary=FLAGS.index_fill(0, torch.tensor([4]), True)),
         "any node with an elected child, cannot be auxiliary",
@@ -263,3 +270,29 @@ def test_law_is_normalised_float64():
     law = Draft(SMALL, 3 * Q, Drawn.IID).law(2, 10)
     assert law.dtype == torch.float64
     assert law.sum().item() == pytest.approx(1, abs=1e-15)
+
+
+def test_a_draft_keeps_some_of_its_nodes():
+    """Rows of all tables are cut alike; what drafting took stays; the root need not be named."""
+    whole = Draft(
+        SMALL, auxiliary=FLAGS.index_fill(0, torch.tensor([6]), True), scores=torch.arange(7.0),
+        sources=torch.arange(7), expansions=(Expansion(1, 1.0, 0.5),),
+    )  # fmt: skip
+    part = whole.keep(SMALL.path(5))
+    kept = sorted({0, *SMALL.path(5)})
+    assert part.tree.token_list == SMALL.tokens[kept].tolist()
+    assert part.scores.tolist() == kept
+    assert part.sources.tolist() == kept
+    assert part.auxiliary.tolist() == [False] * len(kept)
+    assert part.expansions == whole.expansions
+    assert part.q is None
+    assert len(Draft(SMALL).keep([]).tree) == 1
+    assert Draft(SMALL, Q).keep([1]).q.shape == (2, 10)
+    with pytest.raises(ValueError, match="node 6 is kept but its parent"):
+        whole.keep([6])
+
+
+@pytest.mark.parametrize("drawn", [Drawn.IID, Drawn.SWOR])
+def test_of_a_drawn_draft_no_node_is_dropped(drawn):
+    with pytest.raises(ValueError, match=f"from a POINT draft only, this one was drawn {drawn.name}"):
+        Draft(SMALL, Q, drawn).keep(range(7))

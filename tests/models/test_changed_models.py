@@ -30,7 +30,7 @@ def small(seed: int = 0, layers: int = 1):
 
 
 def text(model, graphs=None, drafter=None) -> tuple[int, ...]:
-    target = Target(model, graphs=graphs)
+    target = Target(model, forwards=graphs)
     options = {"max_new_tokens": 12, "eos": ()}
     return decode(target, drafter or NgramDrafter(), verifiers.greedy, PROMPT, **options).tokens
 
@@ -242,7 +242,7 @@ def test_another_dtype_is_noticed(dtype):
     graphs = recorded(model)
     text(model, graphs)
     model.to(dtype)
-    target = Target(model, graphs=graphs)
+    target = Target(model, forwards=graphs)
     plain = Target(model)
     for one in (target, plain):
         one.prefill(PROMPT[:-1])
@@ -290,7 +290,7 @@ def test_a_changed_configuration_is_noticed(name):
 
 def scores(model, graphs=None) -> torch.Tensor:
     """Logits of a small tree behind a text that is longer than the windows."""
-    target = Target(model, graphs=graphs)
+    target = Target(model, forwards=graphs)
     target.prefill([7, 8, 9, 10, 11, 12, 13, 14])
     return target.forward(TokenTree([5, 6, 7, 8], [-1, 0, 0, 1])).logits
 
@@ -314,7 +314,7 @@ def adapted(model):
 def test_an_added_adapter_is_noticed():
     model = small()
     graphs = recorded(model)
-    through = speculative(NgramDrafter(), verifiers.by_draw, graphs=graphs, check=False)
+    through = speculative(NgramDrafter(), verifiers.by_draw, forwards=graphs, check=False)
     before = generated(model, PROMPT, 12, custom_generate=through)
     assert before == generated(model, PROMPT, 12)
     adapted(model)

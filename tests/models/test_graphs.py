@@ -30,7 +30,7 @@ def frozen(call):
 
 
 def text(model, graphs=None, drafter=None, *, tokens=40, prompt=PROMPT, **options):
-    target = Target(model, graphs=graphs)
+    target = Target(model, forwards=graphs)
     return decode(
         target, drafter or NgramDrafter(), verifiers.by_draw, prompt, max_new_tokens=tokens, eos=(), **options
     )
@@ -48,7 +48,7 @@ def counted(model, monkeypatch):
 def test_scores_are_those_without_graphs(family, record):
     model = FAMILIES[family]()
     plain = Target(model, hidden_layers=(0, -1))
-    recorded = Target(model, hidden_layers=(0, -1), graphs=Graphs(model, capacity=64, record=record))
+    recorded = Target(model, hidden_layers=(0, -1), forwards=Graphs(model, capacity=64, record=record))
     for prefix in ([1, 2, 3], [], list(range(9))):  # after the first one also with nothing but the tree
         for target in (plain, recorded):
             target.prefill(prefix)
@@ -60,7 +60,7 @@ def test_scores_are_those_without_graphs(family, record):
                 assert same(ours.hidden[layer], theirs.hidden[layer])
             for target in (plain, recorded):
                 target.commit(tree.path(len(tree) - 1))
-    assert {size for size, _ in recorded.graphs.forwards} == {1, 8}
+    assert {size for size, _ in recorded.forwards.forwards} == {1, 8}
 
 
 @pytest.mark.parametrize("wrong", [lambda mask: mask.zero_(), lambda mask: mask.fill_(-1e9)])
@@ -69,7 +69,7 @@ def test_a_wrong_mask_is_noticed(wrong, monkeypatch):
     model, right = llama(), masks.tree_mask
     scores = []
     for graphs in (None, Graphs(model, capacity=64)):
-        target = Target(model, graphs=graphs)
+        target = Target(model, forwards=graphs)
         target.prefill([1, 2, 3])
         scores.append(target.forward(SMALL).logits)
         monkeypatch.setattr(masks, "tree_mask", lambda *args, **kwargs: wrong(right(*args, **kwargs)))
@@ -190,7 +190,7 @@ def test_nothing_is_read_off_the_device():
 def test_one_generation_at_a_time():
     model = llama()
     graphs = Graphs(model, capacity=64)
-    first, second = Target(model, graphs=graphs), Target(model, graphs=graphs)
+    first, second = Target(model, forwards=graphs), Target(model, forwards=graphs)
     first.prefill([1, 2])
     second.prefill([3])
     second.forward(SMALL)
@@ -202,7 +202,9 @@ def test_a_window_slides_in_graphs_too():
     model, window = llama(), Window(2, 10)
     options = {"max_new_tokens": 40, "eos": ()}
     texts = [
-        decode(Target(model, window=window, graphs=graphs), PlainDrafter(), verifiers.greedy, PROMPT, **options).tokens
+        decode(
+            Target(model, window=window, forwards=graphs), PlainDrafter(), verifiers.greedy, PROMPT, **options
+        ).tokens
         for graphs in (None, Graphs(model, capacity=64))
     ]
     assert texts[0] == texts[1] != text(model, None, PlainDrafter()).tokens
@@ -211,7 +213,9 @@ def test_a_window_slides_in_graphs_too():
 def test_the_control_without_positions_works_in_graphs_too():
     model = llama()
     drafter, options = NgramDrafter(), {"max_new_tokens": 60, "eos": ()}
-    bent = decode(Unpositioned(model, graphs=Graphs(model, capacity=128)), drafter, verifiers.greedy, PROMPT, **options)
+    bent = decode(
+        Unpositioned(model, forwards=Graphs(model, capacity=128)), drafter, verifiers.greedy, PROMPT, **options
+    )
     assert bent.tokens == decode(Unpositioned(model), drafter, verifiers.greedy, PROMPT, **options).tokens
 
 
@@ -231,7 +235,7 @@ def test_a_model_in_training_is_recorded_without_dropout():
 
 def test_graphs_of_another_model_are_refused():
     graphs = Graphs(llama(1))
-    with pytest.raises(ValueError, match="these graphs are of another LlamaForCausalLM"):
-        Target(llama(), graphs=graphs)
-    with pytest.raises(ValueError, match="these graphs are of another LlamaForCausalLM"):
+    with pytest.raises(ValueError, match="these forwards are of another LlamaForCausalLM"):
+        Target(llama(), forwards=graphs)
+    with pytest.raises(ValueError, match="these forwards are of another LlamaForCausalLM"):
         CausalLMDraft(llama(), graphs=graphs)

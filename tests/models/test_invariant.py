@@ -31,9 +31,9 @@ def tree(draws: random.Random, root: int, size: int, vocabulary: int) -> TokenTr
     return TokenTree.from_paths(paths[1:], root=root) if size > 1 else TokenTree([root], [-1])
 
 
-def one_by_one(model, graphs, prefix: list[int], path: list[int]) -> torch.Tensor:
+def one_by_one(model, forwards, prefix: list[int], path: list[int]) -> torch.Tensor:
     """(nodes, V) logits after each token of a path, fed one at a time behind a prefix that was read at once."""
-    target = Target(model, graphs=graphs)
+    target = Target(model, forwards=forwards)
     target.prefill(prefix)
     rows = []
     for token in path:
@@ -47,7 +47,7 @@ def differing(model, prompt: int, sizes: list[int], *, seed: int = 0, make=Invar
     draws, found = random.Random(seed), 0
     vocabulary = model.config.vocab_size
     prefix = [draws.randrange(vocabulary) for _ in range(prompt)]
-    target, text = Target(model, graphs=make(model)), []
+    target, text = Target(model, forwards=make(model)), []
     target.prefill(prefix)
     for size in sizes:
         drafted = tree(draws, draws.randrange(vocabulary), size, vocabulary)
@@ -75,7 +75,7 @@ def test_every_node_has_the_bits_of_one_node_at_a_time(family, dtype, prompt):
 def test_bits_depend_neither_on_a_nodes_row_nor_on_other_nodes_blocks(dtype, heads):
     """A chain over the end of a shared block: its first nodes see one, its last ones two; fed alone all stand first."""
     model = llama(num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=16 * heads[0]).to(dtype)
-    prefix, chain, target = list(range(20)) * 4, list(range(16)), Target(model, graphs=Invariant(model))
+    prefix, chain, target = list(range(20)) * 4, list(range(16)), Target(model, forwards=Invariant(model))
     target.prefill(prefix[:72])
     places = invariant._places(torch.ones(16, 88, dtype=torch.bool).tril(72), torch.arange(72, 88), 16)
     assert places.beyond.flatten(1).sum(1).tolist() == [0, 7]  # a block that seven nodes do not see
@@ -86,7 +86,7 @@ def test_bits_depend_neither_on_a_nodes_row_nor_on_other_nodes_blocks(dtype, hea
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_the_models(family):
     model, draws = FAMILIES[family](), random.Random(1)
-    targets = Target(model, hidden_layers=(0, -1)), Target(model, hidden_layers=(0, -1), graphs=Invariant(model))
+    targets = Target(model, hidden_layers=(0, -1)), Target(model, hidden_layers=(0, -1), forwards=Invariant(model))
     for target in targets:
         target.prefill(list(range(45)))
     for size in (7, 20, 1):
@@ -134,7 +134,7 @@ def test_experts_are_refused():
 
 def test_a_tree_that_is_too_deep_is_refused():
     model = llama()
-    target = Target(model, graphs=Invariant(model, depth=3))
+    target = Target(model, forwards=Invariant(model, depth=3))
     target.prefill([1, 2])
     with pytest.raises(ValueError, match="a tree of 4 levels: Invariant"):
         target.forward(TokenTree([5, 6, 7, 8], [-1, 0, 1, 2]))
@@ -156,7 +156,7 @@ def test_texts_are_plain_decodings(dtype, heat, kind):
     verifier = verifiers.sample_and_match if heat else verifiers.greedy
     prompt, options = [7, 8, 9, 7, 8], {"max_new_tokens": 60, "temperature": heat, "eos": ()}
     texts = [
-        decode.decode(Target(model, graphs=Invariant(model)), one, verifier, prompt, **options)
+        decode.decode(Target(model, forwards=Invariant(model)), one, verifier, prompt, **options)
         for one in (decode.PlainDrafter(), drafter)
     ]
     assert texts[0].tokens == texts[1].tokens

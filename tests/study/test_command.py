@@ -13,20 +13,27 @@ import pandas as pd
 import pytest
 from tiny import TEMPLATE, llama, tokenizer
 
-from specnb import models
+from specnb import models, verifiers
+from specnb.growth import kary
+from specnb.tree import Drawn
 from study import __main__ as command
-from study import commands, experiments, prices, run, sweep
+from study import commands, experiments, record
+from study.measure import forwards, loading, race, texts
+from study.methods import METHODS, Method
+
+MEASURING = (loading, race, texts)  # files that hold the name loaded
 
 
 @pytest.fixture
 def lab(smollm2, monkeypatch, tmp_path):
     """The command line on the float32 model, writing to tmp_path."""
-    for module in (run, prices):
+    for module in MEASURING:
         monkeypatch.setattr(module, "loaded", lambda *_: smollm2)
-    run.draft_model.cache_clear()
+    loading.draft_model.cache_clear()
+    monkeypatch.setattr(race, "WARM", set())
 
     def call(*words: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["lab", *words])
+        monkeypatch.setattr(sys, "argv", ["study", *words])
         command.main()
 
     return call
@@ -36,47 +43,49 @@ def lab(smollm2, monkeypatch, tmp_path):
 def test_a_race_is_recorded_and_shown(lab, tmp_path, capsys):
     words = ["--prompts", "conversation-01", "conversation-02", "--tokens", "4", "--repetitions", "2"]
     words += ["--out", str(tmp_path / "out")]
-    lab("race", "generate", "edd:chain 2", *words)
-    table = sweep.load(tmp_path / "out.jsonl")
+    lab("race", "generate", "edd-chain-5", *words)
+    table = record.load(tmp_path / "out.jsonl")
     assert len(table) == 8
     assert set(table["cell"]) == {"race"}
-    assert table["command"].str.startswith("python -m study race generate 'edd:chain 2'").all()
+    assert table["command"].str.startswith("python -m study race generate edd-chain-5").all()
     assert (table["heads"].str.len() > 20).all()
     said = capsys.readouterr().out
     assert "speed-up" in said
-    assert "edd:chain 2" in said
+    assert "edd-chain-5" in said
     assert "only 2 of the 12 prompts that an interval needs at least: try --prompts own:4" in said
-    lab("race", "generate", "edd:chain 2", *words)
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2  # nothing is measured twice
+    lab("race", "generate", "edd-chain-5", *words)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2 + 8  # nothing is measured twice
 
 
 @pytest.mark.model
-def test_failures_end_the_command_with_their_names(lab, tmp_path):
+def test_failures_end_the_command_with_their_names(lab, monkeypatch, tmp_path):
+    broken = Method(head="vdm", grow=kary(2, 2), drawn=Drawn.SWOR, verifier=verifiers.rrs)  # which wants IID siblings
+    monkeypatch.setitem(METHODS, "broken", broken)
     words = ["--prompts", "conversation-01", "--tokens", "3", "--temperature", "1", "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit, match="vdm:kary 2,2 swor rrs failed: ValueError: rrs is lossless"):
-        lab("race", "generate", "vdm:kary 2,2 swor rrs", *words)
-    assert sweep.load(tmp_path / "out.jsonl").groupby("method")["status"].first().to_dict() == {
+    with pytest.raises(SystemExit, match="broken failed: ValueError: rrs is lossless"):
+        lab("race", "generate", "broken", *words)
+    assert record.load(tmp_path / "out.jsonl").groupby("method")["status"].first().to_dict() == {
         "generate": "ok",
-        "vdm:kary 2,2 swor rrs": "failed",
+        "broken": "failed",
     }
 
 
 @pytest.mark.model
 def test_texts_and_prices(lab, tmp_path, capsys):
-    words = ["--texts", "--prompts", "conversation-01", "--tokens", "4", "--out", str(tmp_path / "texts")]
-    lab("race", "n-gram tree", *words)
-    assert sweep.load(tmp_path / "texts.jsonl")["same"].tolist() == [True]
+    words = ["--prompts", "conversation-01", "--tokens", "4", "--out", str(tmp_path / "texts")]
+    lab("texts", "n-gram tree", *words)
+    assert record.load(tmp_path / "texts.jsonl")["same"].tolist() == [True]
     assert "n-gram tree: 1 of 1 texts are those of generate, 0 but for a near tie" in capsys.readouterr().out
     lab("price", "edd", "--prefix", "10", "--repetitions", "1", "--out", str(tmp_path / "curves"))
-    assert set(sweep.load(tmp_path / "curves.jsonl")["model"]) == {"target", "edd"}
+    assert set(record.load(tmp_path / "curves.jsonl")["model"]) == {"target", "edd"}
     assert "nodes, ms" in capsys.readouterr().out
 
 
 def test_the_list_names_every_experiment(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["lab", "list"])
+    monkeypatch.setattr(sys, "argv", ["study", "list"])
     command.main()
     said = capsys.readouterr().out
-    assert all(name in said for name in experiments.EXPERIMENTS)
+    assert all(name in said for name in experiments.TABLE)
 
 
 SECONDS = {"clear": [2.0, 1.0], "level": [2.0, 2.1], "slower": [1.0, 2.0]}  # of generate and of the other method
@@ -90,11 +99,11 @@ def test_a_race_says_which_differences_its_prompts_do_not_tell(other, prompts, m
         for i in range(prompts)
         for k, (name, seconds) in enumerate(zip(("generate", "n-gram tree"), SECONDS[other], strict=True), start=1)
     ]
-    monkeypatch.setattr(run, "loaded", lambda *_: None)
-    monkeypatch.setattr(sweep, "run", lambda *_, **__: pd.DataFrame(rows))
+    monkeypatch.setattr(loading, "loaded", lambda *_: None)
+    monkeypatch.setattr(experiments, "run", lambda *_, **__: pd.DataFrame(rows))
     ids = ["own:1", "humaneval:6"] if prompts == 12 else ["own:1", "humaneval:5"]
     monkeypatch.setattr(
-        sys, "argv", ["lab", "race", "generate", "n-gram tree", "--prompts", *ids, "--out", str(tmp_path / "out")]
+        sys, "argv", ["study", "race", "generate", "n-gram tree", "--prompts", *ids, "--out", str(tmp_path / "out")]
     )
     command.main()
     said = capsys.readouterr().out
@@ -104,15 +113,15 @@ def test_a_race_says_which_differences_its_prompts_do_not_tell(other, prompts, m
 
 
 @pytest.mark.parametrize(
-    "words", [["race", "generate"], ["race", "n-gram tree", "--texts"], ["price"]], ids=["race", "texts", "price"]
+    "words", [["race", "generate"], ["texts", "n-gram tree"], ["price"]], ids=["race", "texts", "price"]
 )
 def test_a_model_that_cannot_be_loaded_ends_the_command_before_its_first_cell(words, monkeypatch, tmp_path, capsys):
     def out_of_reach(*_):
         raise OSError("no/model: the hub does not give it")
 
-    for module in (run, prices):
+    for module in MEASURING:
         monkeypatch.setattr(module, "loaded", out_of_reach)
-    monkeypatch.setattr(sys, "argv", ["lab", *words, "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(sys, "argv", ["study", *words, "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit):
         command.main()
     assert "error: no/model: the hub does not give it" in capsys.readouterr().err
@@ -120,14 +129,14 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_before_its_first_cell(wo
 
 
 def test_a_record_ends_with_a_word(monkeypatch, capsys):
-    table = pd.DataFrame({"key": ["a", "a", "b"], "status": ["ok", "failed", "ok"], "error": ["", "why", ""]})
+    table = pd.DataFrame({"block": ["a", "a", "b"], "status": ["ok", "failed", "ok"], "error": ["", "why", ""]})
     recorded = []
     monkeypatch.setattr(experiments, "record", lambda name, **_: recorded.append(name) or table.assign(cell="race"))
-    monkeypatch.setattr(sys, "argv", ["lab", "record", "race", "texts"])
+    monkeypatch.setattr(sys, "argv", ["study", "record", "race", "texts"])
     with pytest.raises(SystemExit, match="race failed: why"):
         command.main()
     assert capsys.readouterr().out == "race: 2 blocks, 1 failures\ntexts: 2 blocks, 1 failures\n"
-    monkeypatch.setattr(sys, "argv", ["lab", "record", "race", "tests"])
+    monkeypatch.setattr(sys, "argv", ["study", "record", "race", "tests"])
     with pytest.raises(SystemExit):
         command.main()
     assert recorded == ["race", "texts"]  # a name that is none is found before the first hour is spent
@@ -137,7 +146,7 @@ def test_a_record_ends_with_a_word(monkeypatch, capsys):
     ("words", "message"),
     [
         (("rase", "generate"), "invalid choice: 'rase'"),
-        (("race", "n-gram tree", "--texts", "--dtype", "bfloat16"), "--texts compares greedy float32 texts"),
+        (("texts", "n-gram tree", "--dtype", "bfloat16"), "unrecognized arguments: --dtype bfloat16"),
         (("record", "ptd", "salf_rules", "--prompts", "rag-10"), "rag-10 is no prompt of salf_rules"),
         (("race", "generate", "--promts", "own:1"), "unrecognized arguments: --promts own:1"),
         (("race", "generate", "--tokens", "0"), "argument --tokens: '0' is no whole number of at least 1"),
@@ -163,8 +172,8 @@ def test_a_record_ends_with_a_word(monkeypatch, capsys):
         (("race", "generate", "--pair", "no/such/folder"), "unknown pair 'no/such/folder': known are smollm2-135m"),
         (("race", "generate", "--pair", "./folder"), "unknown pair './folder': known are smollm2-135m"),
         (("race", "magic"), "unknown method 'magic'"),
-        (("race", "pair:chain 3"), "smollm2-135m has no draft model of its own"),
-        (("race", "vdm:chain 3 iid"), "draws its tree: that needs a --temperature above 0"),
+        (("race", "pair-chain-5"), "smollm2-135m has no draft model of its own"),
+        (("race", "vdm-chain-5 iid"), "draws its tree: that needs a race at a --temperature above 0"),
         (("race", "generate", "generate"), "'generate' stands twice"),
         (("race", "generate", "--prompts", "nowhere"), "has the prompt 'nowhere'"),
         (("race", "generate", "--pair", "magic"), "unknown pair 'magic': known are smollm2-135m, pythia-2.8b"),
@@ -175,10 +184,10 @@ def test_a_record_ends_with_a_word(monkeypatch, capsys):
     ],
 )
 def test_wrong_words_are_refused_before_anything_is_loaded(words, message, monkeypatch, tmp_path, capsys):
-    for module in (run, prices):
+    for module in MEASURING:
         monkeypatch.setattr(module, "loaded", lambda *_: pytest.fail("a model was loaded"))
     out = () if words[0] == "record" else ("--out", str(tmp_path / "out"))
-    monkeypatch.setattr(sys, "argv", ["lab", *words, *out])
+    monkeypatch.setattr(sys, "argv", ["study", *words, *out])
     with pytest.raises(SystemExit):
         command.main()
     assert message in capsys.readouterr().err
@@ -196,7 +205,7 @@ def tiny_lab(monkeypatch, tmp_path):
     forget()
 
     def call(*words: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["lab", *words])
+        monkeypatch.setattr(sys, "argv", ["study", *words])
         command.main()
 
     return call
@@ -211,50 +220,54 @@ def save_tiny(seed: int = 0, folder: str = "tiny", **changes) -> None:
 
 def forget() -> None:
     """A new process has nothing loaded."""
-    for cached in (run._loaded, run.draft_model, run.assistant, run.machine, run._warm):
+    for cached in (loading._loaded, loading.draft_model, loading.assistant, loading.machine):
         cached.cache_clear()
+    race.WARM.clear()
 
 
 TINY = ("--pair", "tiny", "--tokens", "6")
 QUICKLY = ("--prompts", "translation:1", "--dtype", "float32")
 
 
-def lines(file: str) -> list[dict]:
-    return [json.loads(line) for line in Path(file).read_text("utf-8").splitlines()]
+def blocks(file: str) -> list[dict]:
+    """What each recorded block says of itself; the lines of its rows are left out."""
+    lines = [json.loads(line) for line in Path(file).read_text("utf-8").splitlines()]
+    return [line for line in lines if "cell" in line]
 
 
 @pytest.mark.parametrize("out", ["mine", "mine.jsonl"])
 def test_out_may_be_spelt_with_its_suffix(out, tiny_lab):
-    tiny_lab("race", "undrafted", "ngram", *TINY, *QUICKLY, "--out", out)
+    tiny_lab("race", "undrafted", "n-gram tree", *TINY, *QUICKLY, "--out", out)
     assert [path.name for path in Path().glob("*.jsonl")] == ["mine.jsonl"]
 
 
 def test_texts_in_a_file_that_holds_a_race_are_counted(tiny_lab, capsys):
     tiny_lab("race", "generate", "ptd", *TINY, *QUICKLY, "--out", "x")
     capsys.readouterr()
-    tiny_lab("race", "ptd", "--texts", *TINY, "--prompts", "translation:1", "--out", "x")
+    tiny_lab("texts", "ptd", *TINY, "--prompts", "translation:1", "--out", "x")
     assert capsys.readouterr().out == "ptd: 1 of 1 texts are those of generate, 0 but for a near tie\n"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"tokens": 5}\n', "line 1 is no recorded block: it lacks 'key', 'cell', 'block'"),
+        ('{"tokens": 5}\n', "line 1 is no recorded block: it lacks 'block', 'cell', 'settings'"),
         ("[1, 2]\n", "line 1 is no recorded block: it is a list, no JSON object"),
-        ("RECORDED\nhello\n", "line 2 is no recorded block: Expecting value"),
-        ("RECORDED\nROWS\n", "line 2 is no recorded block: the columns in 'rows' are no lists of one length"),
+        ("RECORDED\nhello\n", "line 4 is no recorded block: Expecting value"),
+        ("RECORDED\nROWS\n", "line 6 is no recorded block: its columns are not those of the row above"),
         ("my notes", "line 1 is no recorded block: record into another file (--out)"),
     ],
 )
 def test_a_file_of_another_shape_is_named_and_left_as_it_is(content, message, tiny_lab, capsys):
-    race = ["race", "undrafted", "ngram", *TINY, *QUICKLY]
-    tiny_lab(*race, "--out", "good")
+    words = ["race", "undrafted", "n-gram tree", *TINY, *QUICKLY]
+    tiny_lab(*words, "--out", "good")
     recorded = Path("good.jsonl").read_text("utf-8").strip()
-    odd = json.dumps(json.loads(recorded) | {"rows": {"method": ["ngram"], "tokens": [1, 2]}})
-    content = content.replace("RECORDED", recorded).replace("ROWS", odd)
+    block, first, second = recorded.splitlines()
+    odd = {name: value for name, value in json.loads(second).items() if name != "tokens"}
+    content = content.replace("RECORDED", recorded).replace("ROWS", "\n".join([block, first, json.dumps(odd)]))
     Path("other.jsonl").write_text(content, "utf-8")
     with pytest.raises(SystemExit) as end:
-        tiny_lab(*race, "--out", "other.jsonl")
+        tiny_lab(*words, "--out", "other.jsonl")
     assert end.value.code == 2
     assert f"error: other.jsonl, {message}" in capsys.readouterr().err
     assert Path("other.jsonl").read_text("utf-8") == content
@@ -262,19 +275,20 @@ def test_a_file_of_another_shape_is_named_and_left_as_it_is(content, message, ti
 
 def test_a_torn_line_is_no_other_shape(tiny_lab):
     """What a kill leaves is cut off, and the command goes on."""
-    race = ["race", "undrafted", "ngram", *TINY, *QUICKLY, "--out", "x"]
-    tiny_lab(*race)
+    words = ["race", "undrafted", "n-gram tree", *TINY, *QUICKLY, "--out", "x"]
+    tiny_lab(*words)
     whole = Path("x.jsonl").read_text("utf-8")
-    for torn in (whole[:3], whole[:90]):
+    lines = whole.splitlines(keepends=True)
+    for torn in (whole[:3], whole[:90], lines[0], lines[0] + lines[1], lines[0] + lines[1] + lines[2][:20]):
         Path("x.jsonl").write_text(whole + torn, "utf-8")
-        tiny_lab(*race)
+        tiny_lab(*words)
         assert Path("x.jsonl").read_text("utf-8") == whole
 
 
 @pytest.mark.parametrize("words", [["race", "generate", "auto"], ["race", "assistant"], ["price", "edd"]])
 def test_what_does_not_fit_the_pair_is_told_before_anything_is_measured(words, tiny_lab, monkeypatch, capsys):
-    monkeypatch.setattr(run, "timed", lambda *_, **__: pytest.fail("something was measured"))
-    monkeypatch.setattr(run, "curves", lambda *_, **__: pytest.fail("something was measured"))
+    for module, name in ((race, "timed"), (loading, "curves"), (forwards, "curves")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("something was measured"))
     with pytest.raises(SystemExit):
         tiny_lab(*words, "--pair", "tiny", "--out", "x")
     assert "trained for a target with fingerprint" in capsys.readouterr().err
@@ -282,33 +296,33 @@ def test_what_does_not_fit_the_pair_is_told_before_anything_is_measured(words, t
 
 
 def test_what_is_said_to_need_no_head_races_with_any_pair(tiny_lab, monkeypatch):
-    methods = ["generate", "ngram", "retrieval", "prompt lookup"]
+    methods = ["generate", "n-gram tree", "ptd", "prompt lookup"]
     tiny_lab("race", *methods, *TINY, *QUICKLY, "--out", "x")
-    assert sweep.load("x.jsonl")["status"].tolist() == ["ok"] * 4
+    assert record.load("x.jsonl")["status"].tolist() == ["ok"] * 4
     monkeypatch.setitem(models.PAIRS, "both", ("tiny", "tiny"))
-    tiny_lab("race", "generate", "pair:auto + retrieval", "--pair", "both", "--tokens", "6", *QUICKLY, "--out", "y")
-    assert sweep.load("y.jsonl")["status"].tolist() == ["ok"] * 2
+    tiny_lab("race", "generate", "pair-auto", "--pair", "both", "--tokens", "6", *QUICKLY, "--out", "y")
+    assert record.load("y.jsonl")["status"].tolist() == ["ok"] * 2
 
 
-@pytest.mark.parametrize("words", [["race", "undrafted", "ngram"], ["race", "ngram", "--texts"], ["price"]])
+@pytest.mark.parametrize("words", [["race", "undrafted", "n-gram tree"], ["texts", "n-gram tree"], ["price"]])
 def test_a_changed_target_in_the_same_folder_is_measured_again(words, tiny_lab):
     words = [*words, "--pair", "tiny", "--out", "x"]
-    if words[0] == "race":
+    if words[0] != "price":
         words += ["--tokens", "6", "--prompts", "translation:1"]
-    for seed, blocks in ((0, 1), (0, 1), (1, 2), (0, 2)):  # the same model once more is the same
+    for seed, count in ((0, 1), (0, 1), (1, 2), (0, 2)):  # the same model once more is the same
         save_tiny(seed)
         forget()
         tiny_lab(*words)
-        assert len(lines("x.jsonl")) == blocks
-    assert [list(line["heads"]) for line in lines("x.jsonl")] == [["target tiny"]] * 2
-    assert len({line["key"] for line in lines("x.jsonl")}) == 2
+        assert len(blocks("x.jsonl")) == count
+    assert [list(line["heads"]) for line in blocks("x.jsonl")] == [["target tiny"]] * 2
+    assert len({line["heads"]["target tiny"] for line in blocks("x.jsonl")}) == 2
 
 
 def test_prices_of_a_model_of_bytes_with_a_short_context(tiny_lab, capsys):
     save_tiny(max_position_embeddings=100)
     forget()
     tiny_lab("price", "--pair", "tiny", "--repetitions", "1", "--out", "x")
-    assert lines("x.jsonl")[0]["block"]["prefix"] == 99
+    assert blocks("x.jsonl")[0]["settings"]["prefix"] == 99
     assert "nodes, ms" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         tiny_lab("price", "--pair", "tiny", "--prefix", "300", "--out", "y")
@@ -329,17 +343,19 @@ def test_prices_of_a_model_of_bytes_with_a_short_context(tiny_lab, capsys):
         (["--dtype", "float32", "--packed"], "float32", True),
     ],
 )
-@pytest.mark.parametrize("what", [["race", "undrafted", "ngram", "--tokens", "6", "--prompts", "rag:1"], ["price"]])
+@pytest.mark.parametrize(
+    "what", [["race", "undrafted", "n-gram tree", "--tokens", "6", "--prompts", "rag:1"], ["price"]]
+)
 def test_the_fastest_setting_is_used_unless_another_is_asked_for(what, words, dtype, packed, tiny_lab, monkeypatch):
     """It is load_pair's choice, here of a machine that packs both dtypes, and it stands in what is recorded."""
-    plain, asked = run.loaded, []
+    plain, asked = loading.loaded, []
     monkeypatch.setattr(models.pairs, "fastest", lambda where: ("bfloat16", True))
     monkeypatch.setattr(models.packing, "possible", lambda dtype=None: True)
-    for module in (run, prices):
+    for module in MEASURING:
         monkeypatch.setattr(module, "loaded", lambda *setting: asked.append(setting) or plain("tiny"))
     tiny_lab(*what, "--pair", "tiny", "--out", "x", *words)
-    (line,) = lines("x.jsonl")
-    assert (line["block"]["dtype"], line["block"]["packed"]) == (dtype, packed)
+    line = blocks("x.jsonl")[0]
+    assert (line["settings"]["dtype"], line["settings"]["packed"]) == (dtype, packed)
     assert set(asked) == {("tiny", dtype, packed)}
 
 
@@ -356,16 +372,17 @@ def test_a_quantised_model_is_not_packed(quantised, tiny_lab, monkeypatch):
 
 def test_texts_stay_those_of_float32(tiny_lab, monkeypatch):
     monkeypatch.setattr(models.pairs, "fastest", lambda where: pytest.fail("the fastest setting was asked for"))
-    tiny_lab("race", "ngram", "--texts", *TINY, "--prompts", "rag:1", "--dtype", "float32", "--out", "x")
-    assert lines("x.jsonl")[0]["block"]["dtype"] == "float32"
+    tiny_lab("texts", "n-gram tree", *TINY, "--prompts", "rag:1", "--out", "x")
+    assert blocks("x.jsonl")[0]["settings"]["dtype"] == "float32"
 
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_race_says_what_is_kept_and_goes_on(tiny_lab, monkeypatch, capsys):
-    race = ["race", "undrafted", "ngram", *TINY, "--prompts", "own:1", "--dtype", "float32", "--out", "x"]
-    plain, prompts = run.timed, []
+    words = ["race", "undrafted", "n-gram tree", *TINY, "--prompts", "own:1", "--dtype", "float32", "--out", "x"]
+    plain = race.timed
+    prompts = []
 
     def stopped(name, ids, *rest, **settings):
         prompts.append(tuple(ids))
@@ -374,25 +391,25 @@ def test_an_interrupted_race_says_what_is_kept_and_goes_on(tiny_lab, monkeypatch
         return plain(name, ids, *rest, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "timed", stopped)
+        patch.setattr(race, "timed", stopped)
         with pytest.raises(SystemExit) as end:
-            tiny_lab(*race)
+            tiny_lab(*words)
     assert end.value.code == 130
     said = capsys.readouterr().err.strip().splitlines()
     assert said[-1] == "interrupted: 2 of 6 blocks recorded in x.jsonl; the same command goes on"
     assert "Traceback" not in "".join(said)
-    before = lines("x.jsonl")
-    tiny_lab(*race)
-    assert lines("x.jsonl")[:2] == before
-    assert len(lines("x.jsonl")) == 6
+    before = blocks("x.jsonl")
+    tiny_lab(*words)
+    assert blocks("x.jsonl")[:2] == before
+    assert len(blocks("x.jsonl")) == 6
 
 
-@pytest.mark.parametrize("words", [["race", "ngram", "--texts", "--tokens", "6", "--prompts", "rag:1"], ["price"]])
+@pytest.mark.parametrize("words", [["texts", "n-gram tree", "--tokens", "6", "--prompts", "rag:1"], ["price"]])
 def test_texts_and_prices_are_interrupted_alike(words, tiny_lab, monkeypatch, capsys):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    for module, name in ((run, "greedy_text"), (prices, "curves")):
+    for module, name in ((texts, "greedy_text"), (forwards, "curves")):
         monkeypatch.setattr(module, name, stop)
     with pytest.raises(SystemExit) as end:
         tiny_lab(*words, "--pair", "tiny", "--out", "x")
@@ -405,7 +422,7 @@ def test_an_interrupt_before_the_first_block(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "listing", stop)
-    monkeypatch.setattr(sys, "argv", ["lab", "list"])
+    monkeypatch.setattr(sys, "argv", ["study", "list"])
     with pytest.raises(SystemExit) as end:
         command.main()
     assert end.value.code == 130
@@ -415,14 +432,14 @@ def test_an_interrupt_before_the_first_block(monkeypatch, capsys):
 DRIVER = """
 import sys
 from argparse import Namespace
-import sweep_cells
-from study import commands, sweep
+import record_cells
+from study import commands, record
 
 if __name__ == "__main__":
     file, log = sys.argv[1:]
     try:
         with commands.executors(Namespace(scheduler=None, workers=2)) as executor:
-            sweep.run("cell", sweep_cells.endless, sweep_cells.blocks(log), file, executor=executor)
+            record.run("cell", record_cells.endless, record_cells.blocks(log), file, executor=executor)
     except KeyboardInterrupt as stop:
         print(stop)
 """
@@ -444,6 +461,6 @@ def test_processes_end_with_an_interrupted_command(tmp_path):
             break
         time.sleep(0.1)
     os.killpg(started.pid, signal.SIGINT)
-    said, complaints = started.communicate(timeout=60)
+    said, complaints = started.communicate(timeout=600)
     assert said.strip().endswith(f"of 6 blocks recorded in {tmp_path / 'x.jsonl'}; the same command goes on")
     assert "Traceback" not in complaints

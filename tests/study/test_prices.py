@@ -4,36 +4,47 @@ import pandas as pd
 import pytest
 
 from study import prices, replay
+from study.measure import forwards, loading
 
 RACE = pd.DataFrame(
     [
-        ("generate", "a", 10, 10, 11.0, 2.0, 9.0, 0.0, "1:10", None),
-        ("edd:chain 3", "a", 10, 5, 7.0, 2.5, 4.4, 0.4, "4:5", "1:15"),
-        ("n-gram tree", "a", 10, 4, 6.0, 2.2, 3.3, 0.0, "1:1 3:2 9:1", ""),
-        ("generate", "b", 10, 10, 12.0, 3.0, 9.0, 0.0, "1:10", None),
-        ("edd:chain 3", "b", 10, 10, 14.0, 3.0, 10.0, 0.8, "4:10", "1:30"),
-        ("n-gram tree", "b", 10, 9, 12.0, 3.0, 8.0, 0.0, "1:9", ""),
+        ("generate", "a", 10, 10, 11.0, 2.0, 9.0, 0.0, [[1, 10]], None),
+        ("edd-chain-5", "a", 10, 5, 7.0, 2.5, 4.4, 0.4, [[4, 5]], [[1, 15]]),
+        ("n-gram tree", "a", 10, 4, 6.0, 2.2, 3.3, 0.0, [[1, 1], [3, 2], [9, 1]], []),
+        ("generate", "b", 10, 10, 12.0, 3.0, 9.0, 0.0, [[1, 10]], None),
+        ("edd-chain-5", "b", 10, 10, 14.0, 3.0, 10.0, 0.8, [[4, 10]], [[1, 30]]),
+        ("n-gram tree", "b", 10, 9, 12.0, 3.0, 8.0, 0.0, [[1, 9]], []),
     ],
     columns=["method", "prompt", "tokens", "steps", "seconds", "prefill", "target", "drafting", "trees", "frontiers"],
 )
 
 
-def test_counts_are_read_back():
-    assert prices.counted("1:3 12:40") == {1: 3, 12: 40}
-    assert prices.counted("") == prices.counted(float("nan")) == {}
-    assert prices.forwards("1:3 12:40", {1: 1.0, 12: 12.0}) == 3 + 12 * 40
-    assert prices.forwards("23:1", {1: 1.0, 12: 12.0}) == 23  # the last slope goes on
+def test_forwards_are_counted_and_priced():
+    assert prices.count([[1, 3], [12, 40]]) == 43
+    assert prices.count([]) == prices.count(None) == 0
+    assert prices.seconds([[1, 3], [12, 40]], {1: 1.0, 12: 12.0}) == 3 + 12 * 40
+    assert prices.seconds([[23, 1]], {1: 1.0, 12: 12.0}) == 23  # the last slope goes on
+    assert prices.seconds([], {1: 1.0, 12: 12.0}) == 0
 
 
 def test_whose_forwards():
-    assert [prices.head_of(name) for name in ("assistant", "generate", "pair:chain 2", "talf:opt 9 + ngram")] == [
-        "vdm", None, "pair", "talf",
-    ]  # fmt: skip
+    names = ("assistant", "generate", "pair-chain-5", "hass-salf + n-grams")
+    assert [prices.head_of(name) for name in names] == ["vdm", None, "pair", "hass"]
+
+
+def test_a_flat_list_of_prices():
+    counts = pd.DataFrame([{"tau": 2.5, "forwards": 0.75, "drafted": 1.5, "auxiliary": 1.0, "fed": 4.0}])
+    assert prices.Prices().speed(counts).item() == 2.5
+    assert prices.Prices(call=0.2, node=0.1).speed(counts).item() == pytest.approx(2.5 / (1 + 0.15 + 0.25))
+    assert prices.Prices(fed=0.25, target=2.0).speed(counts).item() == pytest.approx(2.5 / 3)
+    assert prices.Prices(call=0.2, name="the paper's").speed(counts).name == "speed at the paper's"
+    without = counts.drop(columns="fed")  # races do not count what was fed
+    assert prices.Prices(call=0.2).speed(without).item() == pytest.approx(2.5 / 1.15)
 
 
 def test_a_prediction_by_hand():
     found = prices.predicted(RACE, {1: 1.0, 11: 2.0}, {"edd": {1: 0.1, 2: 0.1}}).set_index(["prompt", "method"])
-    assert found.loc[("a", "edd:chain 3"), ["target s", "draft s"]].tolist() == pytest.approx([5 * 1.3, 1.5])
+    assert found.loc[("a", "edd-chain-5"), ["target s", "draft s"]].tolist() == pytest.approx([5 * 1.3, 1.5])
     assert found.loc[("a", "n-gram tree"), "target s"] == pytest.approx(1 + 2 * 1.2 + 1.8)
     assert found.loc["a", "predicted"].tolist() == pytest.approx([1.0, (10 + 2) / (6.5 + 1.5 + 2), 12 / (5.2 + 2)])
     assert found.loc["b", "predicted"].tolist() == pytest.approx([1.0, 13 / (13 + 3 + 3), 13 / (9 + 3)])
@@ -68,10 +79,28 @@ def test_seconds_are_sums_over_the_curves():
 
 @pytest.mark.model
 def test_curves_of_the_real_model(smollm2, monkeypatch):
-    monkeypatch.setattr(prices, "loaded", lambda *_: smollm2)
-    rows = prices.curves_block(["edd", "medusa"], prefix=20, repetitions=2, sizes=(1, 2))
+    monkeypatch.setattr(loading, "loaded", lambda *_: smollm2)
+    rows = forwards.curves_block(["edd", "medusa"], prefix=20, repetitions=2, sizes=(1, 2))
     assert {(row["model"], row["nodes"]) for row in rows} == {
         (model, n) for n in (1, 2) for model in ("edd", "medusa", "target")
     }
     assert len(rows) == 6
     assert all(0 < row["quartile"] <= row["median"] <= row["third quartile"] for row in rows)
+
+
+def test_a_forecast_by_hand():
+    race = pd.DataFrame(
+        [
+            ("generate", "a", 10, 2.0, [[1, 10]], None, "ok"),
+            ("vdm-chain-3", "a", 10, 2.0, [[4, 5]], [[1, 15]], "ok"),
+            ("hass-salf", "a", 10, 2.0, [[4, 5]], [[1, 15]], "ok"),
+            ("hass-salf-6", "a", 10, 2.0, None, None, "failed"),
+        ],
+        columns=["method", "prompt", "tokens", "prefill", "trees", "frontiers", "status"],
+    )
+    median = {("target", 1): 1.0, ("target", 4): 1.2, ("pair", 1): 0.2, ("pair", 4): 0.2, ("eagle", 1): 0.1}
+    curves = pd.DataFrame([(*at, seconds) for at, seconds in median.items()], columns=["model", "nodes", "median"])
+    curves.loc[len(curves)] = ("eagle", 4, 0.1)
+    assert prices.forecast(race, curves).to_dict() == pytest.approx(
+        {"generate": 1.0, "vdm-chain-3": 10 / (5 * 1.2 + 15 * 0.2), "hass-salf": 10 / (5 * 1.2 + 15 * 0.1)}
+    )

@@ -93,3 +93,67 @@ def test_a_ratio_of_sums_over_prompts():
     rows = np.array([[2.0, 2.2], [4.0, 4.4], [1.0, 1.1]])
     low, high = stats.interval(rows, lambda r: r[:, 1].sum() / r[:, 0].sum())
     assert (low, high) == pytest.approx((1.1, 1.1))
+
+
+# ---- statistics of one value per prompt and method ----------------------------------------------------------------
+
+X = np.array([[2.0, 1.0, 4.0], [3.0, 2.0, 1.0], [6.0, 4.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("statistic", "name", "expected"),
+    [
+        (stats.MEAN, "mean", 25 / 9),
+        (stats.MEAN_PER_CENT, "mean, %", 2500 / 9),
+        (stats.RATIO, "ratio", 1.5),
+        (stats.PER_CENT, "per cent", 50.0),
+        (stats.DIFFERENCE, "difference", 4 / 3),
+        (stats.SHARE, "share", 1.0),
+        (stats.LEAD, "lead", 4 / 3),
+    ],
+)
+def test_statistics_of_a_small_table(statistic, name, expected):
+    assert statistic.name == name
+    assert statistic.of(X) == pytest.approx(expected)
+    assert statistic.estimate(X).value == statistic.of(X)
+    assert statistic.estimate(X).prompts == 3
+
+
+def test_a_slope_is_over_the_settings():
+    found = stats.slope([1, 2, 4])
+    assert found.at == (1, 2, 4)
+    assert found.of(np.array([[1.0, 3.0, 7.0], [2.0, 4.0, 8.0]])) == pytest.approx(2.0)
+    assert stats.GAIN.of(np.array([[5.0, 3.0, 2.0, 1.0]])) == pytest.approx(1.0)
+
+
+def test_an_estimate_has_the_statistics_own_interval():
+    found = stats.RATIO.estimate(X)
+    assert (found.low, found.high) == stats.interval(X, stats.RATIO.of)
+
+
+def test_the_interval_of_a_lead_is_rival_by_rival():
+    """Not that of the least of all leads, which is biased; at 97.5 % above, of two rivals."""
+    found = stats.LEAD.estimate(X)
+    pairs = [X[:, [0, 1]], X[:, [0, 2]]]
+    assert found.low == min(stats.interval(pair, stats.DIFFERENCE.of)[0] for pair in pairs)
+    assert found.high == min(stats.interval(pair, stats.DIFFERENCE.of, level=0.975)[1] for pair in pairs)
+    assert (found.low, found.high) != stats.interval(X, stats.LEAD.of)
+
+
+def test_pairs_are_medians_over_repetitions_on_the_prompts_that_have_all():
+    runs = race({"a": [[1, 2, 9], [4, 4, 4]], "b": [[3, 3, 3]]})
+    runs.loc[len(runs)] = {"prompt": "p2", "method": "a", "seconds": 7}
+    assert stats.paired(runs, runs["seconds"], ["b", "a"]).tolist() == [[3, 2]]
+    assert stats.paired(runs, runs["seconds"], ["a"]).tolist() == [[2], [4], [7]]
+
+
+def test_pairs_of_some_rows():
+    runs = race({"a": [[1, 2], [4, 5]], "b": [[3, 4], [6, 7]]})
+    first = runs[runs["repetition"] == 0]
+    assert stats.paired(runs, first["seconds"], ["a", "b"]).tolist() == [[1, 3], [4, 6]]
+
+
+def test_methods_without_rows_are_named():
+    runs = race({"a": [[1]], "b": [[2]]})
+    with pytest.raises(ValueError, match="there are no rows of c, d: there are a, b"):
+        stats.paired(runs, runs["seconds"], ["d", "a", "c"])

@@ -9,21 +9,21 @@ from matplotlib.colors import to_hex
 from study import verdicts
 
 ROWS = [
-    ("faster", "above", "1", "1.4", 1.2, 1.1, 1.3, 36, "reproduced"),
-    ("slower", "below", "0", "", -0.1, -0.3, 0.1, 36, "undecided"),
-    ("no different", "within", "0.2", "0", 0.3, 0.25, 0.4, 36, "contradicted"),
-    ("theorem", "", "", "", 3, np.nan, np.nan, 3, "same setting"),
-    ("elsewhere", "", "", "", np.nan, np.nan, np.nan, np.nan, "not attempted"),
+    ("faster", "above", 1, 1.4, 1.2, 1.1, 1.3, 36, "reproduced"),
+    ("slower", "below", 0, np.nan, -0.1, -0.3, 0.1, 36, "undecided"),
+    ("no different", "within", 0.2, 0, 0.3, 0.25, 0.4, 36, "contradicted"),
+    ("theorem", "", np.nan, np.nan, 3, np.nan, np.nan, 3, "same setting"),
+    ("elsewhere", "", np.nan, np.nan, np.nan, np.nan, np.nan, np.nan, "not attempted"),
 ]
 NAMES = ["says", "direction", "bound", "effect", "ours", "low", "high", "prompts", "verdict"]
 
 
-TABLE = pd.DataFrame(ROWS, columns=NAMES).assign(where="Table 1", reason="another machine")
+TABLE = pd.DataFrame(ROWS, columns=NAMES).assign(where="Table 1", reason="another machine", stale="", planned="")
 
 
 @pytest.fixture
 def ax():
-    yield verdicts.claims(TABLE)
+    yield verdicts.picture(TABLE)
     plt.close("all")
 
 
@@ -67,3 +67,22 @@ def test_a_reason_stands_below_its_claim():
     table = TABLE.assign(statistic="ratio", value="speed", reason=["", *4 * ["another machine"]])
     lines = verdicts.told(table).splitlines()
     assert [i for i, line in enumerate(lines) if line.split() == ["·", "another", "machine"]] == [2, 4, 6, 8]
+
+
+def test_what_is_stale_or_chosen_later_stands_below_its_claim():
+    stale = ["made with other heads: edd", *4 * [""]]
+    planned = ["before the data", "after the data", *3 * [""]]
+    table = TABLE.assign(statistic="ratio", value="speed", reason="", stale=stale, planned=planned)
+    lines = [" ".join(line.split()) for line in verdicts.told(table).splitlines()]
+    assert lines[1] == "· Stale: the recording was made with other heads: edd."
+    assert lines[3] == "· Its test was chosen after the data were there."
+    assert len(lines) == 7
+
+
+def test_the_picture_says_what_is_stale(ax):
+    stale = ["made with other heads: edd", *4 * [""]]
+    drawn = verdicts.picture(TABLE.assign(stale=stale))
+    words = [text.get_text() for text in drawn.texts]
+    assert "1.20 [1.10, 1.30]   (paper 1.40)   stale" in words
+    assert sum("stale" in word for word in words) == 1
+    assert not any("stale" in text.get_text() for text in ax.texts)

@@ -12,7 +12,7 @@ from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
 from specnb.tree import Drawn
 from specnb.verifiers import rrsw, traversal
-from study import coinless
+from study.measure import verifiers
 
 SWOR = Drawn.SWOR
 
@@ -33,32 +33,33 @@ def test_expectation_agrees_with_simulation():
 
 def test_compare_a_decoded_text():
     target, draft = Target(llama()), CausalLMDraft(llama(seed=1))
-    found = coinless.compare(target, TreeDrafter(draft, growth.kary(2, 2), SWOR), [1, 2, 3], max_new_tokens=24)
-    wide = found.pivot_table(index="step", columns="rule", values="tau")
+    found = verifiers.compare(target, TreeDrafter(draft, growth.kary(2, 2), SWOR), [1, 2, 3], max_new_tokens=24)
+    wide = found.pivot_table(index="step", columns="verifier", values="tau")
     assert len(wide) > 5
-    given = found.pivot_table(index="step", columns="rule", values="given")
+    given = found.pivot_table(index="step", columns="verifier", values="given")
     assert (wide - wide.mean()).abs().mean().mean() < (given - given.mean()).abs().mean().mean()  # less noise
     assert found["nodes"].unique().tolist() == [6]
-    chain = coinless.compare(target, TreeDrafter(draft, growth.chain(3), SWOR), [1, 2, 3], max_new_tokens=24)
-    wide = chain.pivot_table(index="step", columns="rule", values="tau")
+    chain = verifiers.compare(target, TreeDrafter(draft, growth.chain(3), SWOR), [1, 2, 3], max_new_tokens=24)
+    wide = chain.pivot_table(index="step", columns="verifier", values="tau")
     assert (wide["traversal"] >= wide["token-level"] - 1e-12).all()  # on a chain, tree by tree
 
 
 def test_settings_without_sense_are_refused():
     target, drafter = Target(llama()), TreeDrafter(CausalLMDraft(llama(seed=1)), growth.chain(2), SWOR)
-    for options in ({"temperature": 0.0, "max_new_tokens": 20}, {"max_new_tokens": 9}):
-        with pytest.raises(ValueError, match="temperature must be above 0 and max_new_tokens above 9"):
-            coinless.compare(target, drafter, [1, 2], **options)
+    with pytest.raises(ValueError, match=r"temperature must be above 0, got 0.0"):
+        verifiers.compare(target, drafter, [1, 2], temperature=0.0, max_new_tokens=20)
+    with pytest.raises(ValueError, match="max_new_tokens must be above 9, got 9"):
+        verifiers.compare(target, drafter, [1, 2], max_new_tokens=9)
 
 
 @pytest.mark.model
 def test_a_block_is_the_means_of_its_steps(smollm2, monkeypatch):
-    monkeypatch.setattr(coinless, "loaded", lambda *_: smollm2)
-    rows = coinless.verifiers_block("rag-02", ["vdm"], ["chain 2", "kary 2,2"], 14)
-    assert [(row["method"], row["rule"]) for row in rows] == [
-        (f"vdm:{shape}", rule) for shape in ("chain 2", "kary 2,2") for rule in ("token-level", "traversal")
+    monkeypatch.setattr(verifiers, "loaded", lambda *_: smollm2)
+    rows = verifiers.verifiers_block("rag-02", ["vdm"], [growth.chain(2), growth.kary(2, 2)], 14)
+    by = {(row["head"], row["shape"], row["verifier"]): row for row in rows}
+    assert list(by) == [
+        ("vdm", shape, rule) for shape in ("chain(2)", "kary(2, 2)") for rule in ("token-level", "traversal")
     ]
-    by = {(row["method"], row["rule"]): row for row in rows}
-    assert by["vdm:chain 2", "traversal"]["tau"] >= by["vdm:chain 2", "token-level"]["tau"] > 1
-    assert by["vdm:kary 2,2", "traversal"]["nodes"] == 6
-    assert by["vdm:chain 2", "traversal"]["steps"] >= 2
+    assert by["vdm", "chain(2)", "traversal"]["tau"] >= by["vdm", "chain(2)", "token-level"]["tau"] > 1
+    assert by["vdm", "kary(2, 2)", "traversal"]["nodes"] == 6
+    assert by["vdm", "chain(2)", "traversal"]["steps"] >= 2

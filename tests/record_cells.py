@@ -1,11 +1,11 @@
-"""What the tests of lab/sweep measure: importable by pools, by cluster workers and by a driver of its own."""
+"""What the tests of study/record measure: importable by pools, by cluster workers and by a driver of its own."""
 
 import os
 import sys
 import time
 from pathlib import Path
 
-from study import sweep
+from study import record
 
 
 def cell(depth, branches, log):
@@ -42,8 +42,8 @@ def deadly(depth, branches, log):
 
 
 def blocks(log, depths=range(1, 7)):
-    return sweep.grid(depth=depths, branches=[[1, 2]], log=[str(log)])
+    return record.grid(depth=depths, branches=[[1, 2]], log=[str(log)])
 
 
 if __name__ == "__main__":  # a driver to be killed
-    sweep.run("cell", slow, blocks(sys.argv[2]), sys.argv[1])
+    record.run("cell", slow, blocks(sys.argv[2]), sys.argv[1])

@@ -1,0 +1,189 @@
+"""The decorators under which a paper's claims are written down, and the hash of a claim's test.
+
+``@claim`` stands above a function from a table of ``quantities`` to what is compared, ``@checked`` above one that
+returns a truth value a case, ``@not_attempted`` above one without a body. The function's name is the claim's, the
+first paragraph of its docstring what the paper says in our words, its module the paper.
+"""
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TypeVar
+
+import pandas as pd
+
+from study.experiments import Experiment
+from study.prices import Prices
+from study.quantities import Heads
+from study.stats import Statistic
+
+Compare = Callable[[pd.DataFrame], pd.Series]
+Cases = Callable[[], list[bool]]
+Function = TypeVar("Function", bound=Callable)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper.
+
+    paper: of ``paper.PAPERS``. name: ours. where: in the paper. says: what, in our words. effect: the paper's, in the
+    statistic's unit, where it prints one. reason: how our setting differs from the paper's, how the claim was read, or
+    why it was not attempted. before: the row of data/claims/PAPER.csv from which it was converted.
+    """
+
+    paper: str
+    name: str
+    where: str
+    says: str
+    effect: float | None
+    reason: str
+    before: str
+
+
+@dataclass(frozen=True)
+class Measured(Claim):
+    """A claim that is judged by a test on a recording.
+
+    recording: an experiment, or ``quantities.HEADS``. methods: which are compared, in order. statistic: of the array
+    of one value per prompt and method. direction: "above", "below" or "within" the bound. compare: what is compared,
+    of the recording's ``quantities``. differs: in what the test differs from that of the old row, if it does.
+    """
+
+    recording: Experiment | Heads
+    methods: tuple[str, ...]
+    statistic: Statistic
+    direction: str
+    bound: float
+    compare: Compare
+    differs: str = ""
+
+    @property
+    def test(self) -> str:
+        """A hash of all that decides the verdict but the data: 16 hexadecimal digits.
+
+        Of the recording's name, the methods, the statistic, the direction, the bound, and the function without its
+        name and docstring, with what it refers to in its module. Sentences may change.
+        """
+        statistic = [self.statistic.name, *map(str, self.statistic.at)]
+        asked = [self.recording.name, *self.methods, *statistic, self.direction, str(float(self.bound))]
+        return hashlib.sha256("\n".join([*asked, *spelt(self.compare)]).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Checked(Claim):
+    """A claim that is judged exactly: by cases, all of which have to hold."""
+
+    cases: Cases
+
+
+CLAIMS: dict[str, dict[str, Claim]] = {}  # paper → name → claim, in the order in which they are written down
+
+
+def claim(
+    *,
+    where: str,
+    recording: Experiment | Heads,
+    methods: Sequence[str],
+    statistic: Statistic,
+    above: float | None = None,
+    below: float | None = None,
+    within: float | None = None,
+    effect: float | None = None,
+    reason: str = "",
+    before: str = "",
+    differs: str = "",
+) -> Callable[[Function], Function]:
+    """Register a function from a recording's ``quantities`` to what is compared, a Series.
+
+    It names one bound: the statistic should lie above or below it, or within ± so much. For the others see Measured.
+    Raises ValueError on a claim that makes no sense.
+    """
+    bounds = {"above": above, "below": below, "within": within}
+    given = {direction: bound for direction, bound in bounds.items() if bound is not None}
+
+    def register(compare: Function) -> Function:
+        paper, name, says = told_by(compare)
+        if len(given) != 1:
+            raise ValueError(f"{paper}, {name}: one of above, below and within is the bound, got {given}")
+        if not methods:
+            raise ValueError(f"{paper}, {name}: there are no methods to compare")
+        if statistic.at and len(statistic.at) != len(methods):
+            raise ValueError(f"{paper}, {name}: a slope over {len(statistic.at)} numbers has {len(methods)} methods")
+        if differs and not before:
+            raise ValueError(f"{paper}, {name}: differs names an old row under before")
+        ((direction, bound),) = given.items()
+        said = (paper, name, where, says, effect, reason, before)
+        add(Measured(*said, recording, tuple(methods), statistic, direction, bound, compare, differs))
+        return compare
+
+    return register
+
+
+def checked(*, where: str, reason: str = "", before: str = "") -> Callable[[Function], Function]:
+    """Register a function that returns a truth value a case, True where it is as the paper says."""
+
+    def register(cases: Function) -> Function:
+        paper, name, says = told_by(cases)
+        add(Checked(paper, name, where, says, None, reason, before, cases))
+        return cases
+
+    return register
+
+
+def not_attempted(*, where: str, reason: str, before: str = "") -> Callable[[Function], Function]:
+    """Register a claim that is not judged, and why; its function has no body."""
+
+    def register(empty: Function) -> Function:
+        paper, name, says = told_by(empty)
+        if not reason:
+            raise ValueError(f"{paper}, {name}: it is not attempted for no reason")
+        add(Claim(paper, name, where, says, None, reason, before))
+        return empty
+
+    return register
+
+
+def told_by(function: Callable) -> tuple[str, str, str]:
+    """Paper, name and words of a claim, from its function; ValueError if it says nothing."""
+    paper = function.__module__.rpartition(".")[2]
+    first, _, _ = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+    if not first:
+        raise ValueError(f"{paper}, {function.__name__}: the docstring's first paragraph says what the paper claims")
+    return paper, function.__name__, " ".join(first.split())
+
+
+def add(made: Claim) -> None:
+    """Put a claim into CLAIMS; ValueError if its paper has one of that name."""
+    known = CLAIMS.setdefault(made.paper, {})
+    if made.name in known:
+        raise ValueError(f"{made.paper} has two claims {made.name}")
+    known[made.name] = made
+
+
+def spelt(function: FunctionType) -> list[str]:
+    """A function's body without its docstring, and the prices, numbers and functions of its module it refers to.
+
+    Written as ``ast`` writes it, so that neither spaces nor comments matter, nor the version of Python.
+    """
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
+    lines = [ast.unparse(statement) for statement in body]
+    names = sorted({node.id for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name)})
+    for name in names:
+        known = function.__globals__.get(name)
+        if isinstance(known, Prices | int | float | str | tuple):
+            lines.append(f"{name} = {known!r}")
+        if isinstance(known, FunctionType) and known.__module__ == function.__module__ and known is not function:
+            lines += spelt(known)
+    return lines
+
+
+def planned(experiment: str) -> str:
+    """The hashes of all tests on a recording, sorted, with spaces between; each block that is recorded carries them."""
+    tests = [one.test for claims in CLAIMS.values() for one in claims.values() if isinstance(one, Measured)
+             and one.recording.name == experiment]  # fmt: skip
+    return " ".join(sorted(tests))

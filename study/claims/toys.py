@@ -1,0 +1,87 @@
+"""Small worlds on which algorithms and theorems are checked, and what several papers' checks ask of them.
+
+Models are random ones of a few tokens, or laws written down; all numbers are float64, and laws are enumerated.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specnb.exact import enumeration as exact
+from specnb.growth.textbook import Path
+from specnb.target import Target
+from specnb.tree import TokenTree
+
+CLOSE = 1e-9  # two numbers are equal within rounding
+
+
+def equal(found: object, due: object) -> list[bool]:
+    """Number by number, within rounding."""
+    return np.ravel(np.abs(np.subtract(found, due)) < CLOSE).tolist()
+
+
+# ---- laws ---------------------------------------------------------------------------------------------------------
+
+
+def fixed(*law: float, after: Mapping[Path, tuple[float, ...]] | None = None) -> exact.Model:
+    """A model with the same law after every text, but for those that have one of their own."""
+    own = after or {}
+    return lambda text: torch.tensor(own.get(text, law), dtype=torch.float64)
+
+
+def behind(model: exact.Model, text: tuple[int, ...]) -> exact.Model:
+    """The model of what comes after a text."""
+    return lambda path: model((*text, *path))
+
+
+def greedy(model: exact.Model) -> Callable[[tuple[int, ...]], int]:
+    """The model's likeliest token after a path."""
+    return lambda path: int(model(path).argmax())
+
+
+def children(model: exact.Model, texts: exact.Law) -> exact.Law:
+    """All texts with one more token, and their probability."""
+    found = {}
+    for text, mass in texts.items():
+        for token, chance in enumerate(model(text).tolist()):
+            found[*text, token] = mass * chance
+    return found
+
+
+def nodes(model: exact.Model, depth: int) -> exact.Law:
+    """All texts of at most depth tokens, short ones first, and their probability."""
+    if not depth:
+        return {(): 1.0}
+    shorter = nodes(model, depth - 1)
+    return shorter | children(model, shorter)
+
+
+# ---- a random transformer -----------------------------------------------------------------------------------------
+
+
+def random_llama() -> LlamaForCausalLM:
+    """A random model of three tokens; weights ten times as large as usual, so that it matters what a node sees."""
+    config = LlamaConfig(vocab_size=3, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    config.initializer_range = 0.2
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        return exact.in_float64(LlamaForCausalLM(config))
+
+
+@torch.no_grad()
+def logits_after(model: LlamaForCausalLM, tokens: tuple[int, ...]) -> Tensor:
+    """(V,) logits of a plain forward behind the last of these tokens."""
+    return model(torch.tensor([tokens])).logits[0, -1]
+
+
+def as_alone(target: Target, text: tuple[int, ...], tree: TokenTree) -> list[bool]:
+    """For each node of a tree behind a text: one forward of all gives it the logits of a plain one over its path."""
+    target.prefill(text[:-1])  # the last token is the tree's root
+    alone = []
+    for node in range(len(tree)):
+        alone.append(logits_after(target.model, (*text, *tree.path_tokens(node))))
+    gaps = (target.forward(tree).logits - torch.stack(alone)).abs()
+    return (gaps.amax(1) < CLOSE).tolist()

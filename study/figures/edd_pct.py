@@ -1,0 +1,166 @@
+"""The tables and figures of EDD and PCT, redrawn."""
+
+from specnb.growth import Cape, Eagle2, Pct, kary
+from study import experiments, paper
+from study.claims.edd_pct import PAPER_7B
+from study.figures.domains import domain, prompt_set
+from study.figures.panels import Panel, Runs, figure, labels
+from study.quantities import HEADS, chains_of, replayed
+from study.stats import MEAN, RATIO
+
+PCT = Pct(PAPER_7B.call)  # at the paper's price
+DRAFTS = (  # on the axis, the paper's row in Tables 1 and 4, our method
+    ("VDM", "VDM", "vdm-chain-5"),
+    ("Medusa", "MEDUSA-1", "medusa-chain-4"),
+    ("EAGLE", "EAGLE", "eagle-chain-5"),
+    ("EDD", "EDD", "edd-chain-5"),
+)
+
+
+@figure("edd_pct", "Table 1", experiments.EDD)
+def table_1(runs: Runs) -> list[Panel]:
+    """Drafts of chains, greedy: tokens a step and speed."""
+    tokens = Panel("tokens a step", ["greedy"], labels(DRAFTS), runs)
+    speed = Panel("speed-up over plain decoding", ["greedy"], labels(DRAFTS), runs)
+    for tick, row, method in DRAFTS:
+        tokens.printed("greedy", tick, paper.select("edd_pct", "Table 1", row=row, column="tau"))
+        tokens.ours("greedy", tick, tokens.estimate(MEAN, "tau", [method]))
+        speed.printed("greedy", tick, paper.select("edd_pct", "Table 1", row=row, column="Speedup"))
+        speed.ours("greedy", tick, speed.estimate(RATIO, "speed", [method, "generate"]))
+    return [tokens, speed]
+
+
+@figure("edd_pct", "Table 2", experiments.EDD_RULES)
+def table_2(runs: Runs) -> list[Panel]:
+    """Trees of one draft, greedy: tokens a step, and speed at the paper's price."""
+    rules = {  # by their names in the paper
+        "VCT": kary(3, 5),
+        "CAPE": Cape(),
+        "EAGLE-2": Eagle2(50),
+        "PCT": PCT,
+    }
+    measures = (  # on the axis, the paper's column, our quantity
+        ("tokens a step", "tau", "tau"),
+        ("speed-up (ours: at the paper's price)", "Speedup", PAPER_7B.speed),
+    )
+    panels = []
+    for ylabel, column, quantity in measures:
+        panel = Panel(ylabel, ["greedy"], list(rules), runs)
+        for name, rule in rules.items():
+            panel.printed("greedy", name, paper.select("edd_pct", "Table 2", row=name, column=column))
+            panel.ours("greedy", name, panel.estimate(MEAN, quantity, [replayed("edd", rule)]))
+        panels.append(panel)
+    return panels
+
+
+@figure("edd_pct", "Table 3", HEADS)
+def table_3(heads: Runs) -> list[Panel]:
+    """What each part of EDD and of its training adds."""
+    trained = (  # on the axis, the paper's row, our head, which was trained with two seeds
+        ("EDD", "EDD+PCT", "edd_small"),
+        ("no encoding", "w/o encoding result", "edd_no_encoding"),
+        ("no KL", "w/o KL divergence", "edd_no_kl"),
+        ("fixed blocks", "w/o random division length", "edd_no_random"),
+        ("VDM, one layer", None, "vdm_one"),
+    )
+    title = "ours: chains, one text for all, two seeds"
+    panel = Panel("tokens a step", ["greedy"], labels(trained), heads, title=title)
+    for tick, row, head in trained:
+        if row is not None:
+            panel.printed("greedy", tick, paper.select("edd_pct", "Table 3", row=row, column="tau"))
+        panel.ours("greedy", tick, panel.estimate(MEAN, "tau", [head, f"{head}-1"]))
+    return [panel]
+
+
+@figure("edd_pct", "Table 4", experiments.EDD_SAMPLED)
+def table_4(runs: Runs) -> list[Panel]:
+    """Drafts of chains at temperature 1."""
+    line = "temperature 1"
+    panel = Panel("tokens a step", [line], labels(DRAFTS), runs)
+    for tick, row, method in DRAFTS:
+        panel.printed(line, tick, paper.select("edd_pct", "Table 4", row=row, column="tau"))
+        panel.ours(line, tick, panel.estimate(MEAN, "tau", [method]))
+    return [panel]
+
+
+@figure("edd_pct", "Table 5", experiments.EDD_SAMPLED)
+def table_5(runs: Runs) -> list[Panel]:
+    """Trees of one draft at temperature 1, two of which we have not raced."""
+    methods = {"VCT": None, "CAPE": None, "EAGLE-2": "edd-eagle2-50", "PCT": "edd-pct at .0369"}
+    line = "temperature 1"
+    panel = Panel("tokens a step", [line], list(methods), runs)
+    for name, method in methods.items():
+        panel.printed(line, name, paper.select("edd_pct", "Table 5", row=name, column="tau"))
+        if method is not None:
+            panel.ours(line, name, panel.estimate(MEAN, "tau", [method]))
+    return [panel]
+
+
+@figure("edd_pct", "Figure 3b", experiments.EDD_RULES)
+def figure_3b(runs: Runs) -> list[Panel]:
+    """How far EDD's word for a token, and for a path, can be taken."""
+    errors = (  # on the axis, the paper's column, our quantity
+        ("the draft's word for a token", "Expected Calibration Error", "ece"),
+        ("for a path", None, "ece of paths"),
+    )
+    panel = Panel("expected calibration error", ["EDD"], labels(errors), runs)
+    for tick, column, quantity in errors:
+        if column is not None:
+            panel.printed("EDD", tick, paper.select("edd_pct", "Figure 3b", column=column))
+        panel.ours("EDD", tick, panel.estimate(MEAN, quantity, [chains_of("edd")]))
+    return [panel]
+
+
+@figure("edd_pct", "Figure 5", HEADS)
+def figure_5(heads: Runs) -> list[Panel]:
+    """From which of the target's layers EDD reads states, which the paper only draws."""
+    by_layer = {0: "edd_layer1", 3: "edd_small", 7: "edd_layer8", 14: "edd_layer15", 21: "edd_layer22"}
+    panel = Panel(
+        "tokens a step",
+        ["EDD"],
+        list(by_layer),
+        heads,
+        title="ours: GSM8K, chains, two seeds",
+        xlabel="the states that EDD reads: layers before the last",
+    )
+    for layer, head in by_layer.items():
+        panel.ours("EDD", layer, panel.estimate(MEAN, "tau", [head, f"{head}-1"], where=prompt_set("gsm100")))
+    return [panel]
+
+
+@figure("edd_pct", "Figure 6", experiments.EDD_WIDTHS)
+def figure_6(runs: Runs) -> list[Panel]:
+    """How many children PCT asks of a node, which the paper only draws."""
+    widths = [1, 2, 3, 4, 6, 8, 10]
+    measures = (("tokens a step", "tau"), ("nodes a step", "drafted"))  # on the axis, our quantity
+    panels = []
+    for ylabel, quantity in measures:
+        panel = Panel(ylabel, ["PCT"], widths, runs, xlabel="children a node")
+        for width in widths:
+            panel.ours("PCT", width, panel.estimate(MEAN, quantity, [replayed("edd", Pct(PAPER_7B.call, k=width))]))
+        panels.append(panel)
+    return panels
+
+
+@figure("edd_pct", "Figure 7", experiments.EDD_RULES)
+def figure_7(runs: Runs) -> list[Panel]:
+    """PCT's trees domain by domain, which the paper only draws."""
+    domains = {
+        "chat": "conversation",
+        "mathematics": "mathematics",
+        "questions": "question_answering",
+        "RAG": "rag",
+        "summary": "summarisation",
+        "translation": "translation",
+    }
+    measures = (  # on the axis, the label, our quantity
+        ("tokens a step", "tokens", "tau"),
+        ("nodes a step", "nodes", "drafted"),
+    )
+    panels = []
+    for ylabel, line, quantity in measures:
+        panel = Panel(ylabel, [line], list(domains), runs)
+        for tick, name in domains.items():
+            panel.ours(line, tick, panel.estimate(MEAN, quantity, [replayed("edd", PCT)], where=domain(name)))
+        panels.append(panel)
+    return panels

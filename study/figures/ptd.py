@@ -1,0 +1,221 @@
+"""The tables and figures of Progressive Tree Drafting, redrawn."""
+
+from study import experiments, paper
+from study.claims.ptd import NODE_BETWEEN_METHODS, NODE_ON_AVERAGE
+from study.figures.domains import gsm, humaneval, own
+from study.figures.panels import Panel, Runs, figure, labels
+from study.stats import MEAN, MEAN_PER_CENT, PER_CENT
+
+# Which of the style's colours a method has in all figures of this paper; others have what is left.
+SPECULATIVE = 0
+LOOKAHEAD = 1
+SELF_DRAFT = 2
+PTD = 3
+
+DOMAINS = (  # on the axis, the paper's data set, our prompts
+    ("MT-Bench / own", "MT-Bench", own),
+    ("GSM", "GSM-100", gsm),
+    ("HumanEval", "HumanEval", humaneval),
+)
+WITHOUT_BONUS = (  # on the axis, the paper's row in Table 4, our method
+    ("lookahead, no bonus", "LADE", "lookahead, no bonus"),
+    ("Self-Draft, no bonus, corpus", "Self-Draft", "self-draft, corpus, no bonus"),
+    ("PTD", "PTD", "ptd"),
+)
+BY_CHILDREN = {
+    1: "ptd, 1 children",
+    2: "ptd, 2 children",
+    3: "ptd, 3 children",
+    4: "ptd",
+    6: "ptd, 6 children",
+    8: "ptd, 8 children",
+}
+BY_DEPTH = {3: "ptd, depth 3", 4: "ptd, depth 4", 5: "ptd, depth 5", 6: "ptd", 8: "ptd, depth 8"}
+
+
+def gains(item: str, runs: Runs, speculative: str, title: str) -> Panel:
+    """What each method gains in tokens a second, as Tables 1 and 3 have it. speculative: our speculative decoding."""
+    lines = (  # the label, the paper's row, our method
+        ("speculative decoding", "SpeDe", speculative),
+        ("lookahead", "LADE", "lookahead"),
+        ("Self-Draft", "Self-Draft", "self-draft"),
+        ("PTD", "PTD", "ptd"),
+    )
+    colours = [SPECULATIVE, LOOKAHEAD, SELF_DRAFT, PTD]
+    panel = Panel("gain over plain decoding, %", labels(lines), labels(DOMAINS), runs, title=title, colours=colours)
+    for line, row, method in lines:
+        for tick, dataset, prompts in DOMAINS:
+            panel.printed(line, tick, paper.select("ptd", item, column="Imp.", row=row, dataset=dataset))
+            panel.ours(line, tick, panel.estimate(PER_CENT, "speed", [method, "generate"], where=prompts))
+    return panel
+
+
+@figure("ptd", "Table 1", experiments.PTD_SAMPLED)
+def table_1(runs: Runs) -> list[Panel]:
+    """Speed at temperature 0.5."""
+    return [gains("Table 1", runs, speculative="vdm-chain-5 iid", title="temperature 0.5")]
+
+
+@figure("ptd", "Table 2", experiments.PTD_SAMPLED)
+def table_2(runs: Runs) -> list[Panel]:
+    """How like plain decoding's texts are, beside two verifiers that are broken."""
+    lines = (  # the label, the paper's column, our method
+        ("PTD", "Rouge-1", "ptd"),
+        ("plain decoding, another seed", None, "generate"),
+        ("Algorithm 2 as printed", None, "ptd as printed"),
+        ("last token as coded", None, "ptd as coded"),
+    )
+    panel = Panel("ROUGE-1 against plain decoding, %", labels(lines), labels(DOMAINS), runs, colours=[PTD, 0, 4, 5])
+    for line, column, method in lines:
+        for tick, dataset, prompts in DOMAINS:
+            if column is not None:
+                panel.printed(line, tick, paper.select("ptd", "Table 2", column=column, dataset=dataset))
+            panel.ours(line, tick, panel.estimate(MEAN_PER_CENT, "rouge", [method], where=prompts))
+    return [panel]
+
+
+@figure("ptd", "Table 3", experiments.PTD_SPEED)
+def table_3(runs: Runs) -> list[Panel]:
+    """Speed of greedy decoding."""
+    return [gains("Table 3", runs, speculative="vdm-chain-5", title="greedy")]
+
+
+@figure("ptd", "Table 4", experiments.PTD)
+def table_4(runs: Runs) -> list[Panel]:
+    """Tokens a forward, domain by domain."""
+    panel = Panel(
+        "tokens a forward (DE)", labels(WITHOUT_BONUS), labels(DOMAINS), runs, colours=[LOOKAHEAD, SELF_DRAFT, PTD]
+    )
+    for line, row, method in WITHOUT_BONUS:
+        for tick, dataset, prompts in DOMAINS:
+            panel.printed(line, tick, paper.select("ptd", "Table 4", column="DE", row=row, dataset=dataset))
+            panel.ours(line, tick, panel.estimate(MEAN, "tau", [method], where=prompts))
+    return [panel]
+
+
+@figure("ptd", "Figure 1b", experiments.PTD_ALIKE)
+def figure_1b(runs: Runs) -> list[Panel]:
+    """How alike branches are, which the paper only draws."""
+    methods = {"Self-Draft": "self-draft", "PTD": "ptd", "PTD, chained mask": "ptd, chained"}
+    thresholds = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+    measures = (  # on the axis, the beginning of our quantities' names
+        ("steps with two branches aligned, share", "steps aligned"),
+        ("branches with such a partner, share", "share aligned"),
+    )
+    panels = []
+    for ylabel, measure in measures:
+        panel = Panel(
+            ylabel, list(methods), thresholds, runs, xlabel="aligned at least by", colours=[SELF_DRAFT, PTD, 4]
+        )
+        for line, method in methods.items():
+            for threshold in thresholds:
+                panel.ours(line, threshold, panel.estimate(MEAN, f"{measure} {threshold}", [method]))
+        panels.append(panel)
+    return panels
+
+
+@figure("ptd", "Figure 4", experiments.PTD)
+def figure_4(runs: Runs) -> list[Panel]:
+    """Table 4's measures over all prompts."""
+    measures = (  # on the axis, the paper's column in Table 4, our quantity
+        ("tokens a forward (DE)", "DE", "tau"),
+        ("steps with a candidate (HR)", "HR", "hits"),
+        ("tokens per step with a candidate (AL)", "AL", "length"),
+    )
+    nodes = (("draft (Dft)", "Dft", "auxiliary"), ("candidates (Ver)", "Ver", "drafted"))  # the label, and likewise
+    panels = []
+    for ylabel, column, quantity in measures:
+        panel = Panel(ylabel, ["all prompts"], labels(WITHOUT_BONUS), runs)
+        add_measure(panel, "all prompts", column, quantity)
+        panels.append(panel)
+    panel = Panel("nodes a step", labels(nodes), labels(WITHOUT_BONUS), runs)
+    for line, column, quantity in nodes:
+        add_measure(panel, line, column, quantity)
+    panels.append(panel)
+    return panels
+
+
+def add_measure(panel: Panel, line: str, column: str, quantity: str) -> None:
+    """One column of Table 4 beside our quantity, method by method, as one line of a panel."""
+    for tick, row, method in WITHOUT_BONUS:
+        panel.printed(line, tick, paper.select("ptd", "Table 4", column=column, row=row))
+        panel.ours(line, tick, panel.estimate(MEAN, quantity, [method]))
+
+
+@figure("ptd", "Figure 5", experiments.PTD_SIZES)
+def figure_5(runs: Runs) -> list[Panel]:
+    """How many children and how deep: speed at two prices, and what it is made of."""
+    axes = (("children (depth 6)", BY_CHILDREN), ("depth (four children)", BY_DEPTH))
+    prices = {".0057": NODE_ON_AVERAGE, ".0011": NODE_BETWEEN_METHODS}  # of a node, in target calls
+    measures = (  # on the axis, our quantity
+        ("share of steps with a candidate (HR)", "hits"),
+        ("tokens per step with a candidate (AL)", "length"),
+    )
+    panels = []
+    for xlabel, methods in axes:
+        panel = Panel(
+            "speed-up, at two prices of a node", list(prices), list(methods), runs, xlabel=xlabel, colours=[PTD, 1]
+        )
+        for line, price in prices.items():
+            for size, method in methods.items():
+                panel.ours(line, size, panel.estimate(MEAN, price.speed, [method]))
+        panels.append(panel)
+        for ylabel, quantity in measures:
+            panel = Panel(ylabel, ["PTD"], list(methods), runs, xlabel=xlabel, colours=[PTD])
+            for size, method in methods.items():
+                panel.ours("PTD", size, panel.estimate(MEAN, quantity, [method]))
+            panels.append(panel)
+    return panels
+
+
+@figure("ptd", "Figure 6", experiments.PTD_SIZES)
+def figure_6(runs: Runs) -> list[Panel]:
+    """Tokens a forward over the nodes that drafting takes."""
+    by_window = {3: "lookahead, window 3", 7: "lookahead, window 7", 15: "lookahead"}
+    families = (  # the title, the label, its colour, our methods
+        ("PTD, by children", "PTD", PTD, BY_CHILDREN),
+        ("lookahead, by window", "lookahead", LOOKAHEAD, by_window),
+    )
+    panels = []
+    for title, line, colour, methods in families:
+        panel = Panel(
+            "tokens a forward",
+            [line],
+            list(methods),
+            runs,
+            title=title,
+            xlabel="draft nodes a step",
+            colours=[colour],
+            measured_x=True,
+        )
+        for size, method in methods.items():
+            nodes = panel.estimate(MEAN, "auxiliary", [method])
+            panel.ours(line, size, panel.estimate(MEAN, "tau", [method]), at=nodes)
+        panels.append(panel)
+    return panels
+
+
+@figure("ptd", "Figure 7", experiments.PTD_SIZES)
+def figure_7(runs: Runs) -> list[Panel]:
+    """How a tree's nodes choose their children."""
+    methods = {"greedy": "ptd", "top-k": "ptd, top-k", "top-p": "ptd, top-p"}
+    measures = (("tokens a forward", "tau"), ("auxiliary nodes a step", "auxiliary"))  # on the axis, our quantity
+    panels = []
+    for ylabel, quantity in measures:
+        panel = Panel(ylabel, ["PTD"], list(methods), runs, colours=[PTD])
+        for tick, method in methods.items():
+            panel.ours("PTD", tick, panel.estimate(MEAN, quantity, [method]))
+        panels.append(panel)
+    return panels
+
+
+@figure("ptd", "Figure 8", experiments.PTD_SPEED)
+def figure_8(runs: Runs) -> list[Panel]:
+    """Where the time of a step goes, which the paper only draws."""
+    methods = {"plain decoding": "generate", "PTD": "ptd"}
+    phases = ["draft", "target", "verify", "commit"]
+    panel = Panel("ms a step", list(methods), phases, runs, colours=[5, PTD])
+    for line, method in methods.items():
+        for phase in phases:
+            panel.ours(line, phase, panel.estimate(MEAN, f"{phase} ms", [method]))
+    return [panel]

@@ -1,0 +1,104 @@
+"""The tables and figures of Traversal Verification, redrawn."""
+
+from specnb.growth import EAGLE_25, chain, kary
+from study import experiments, paper
+from study.figures.panels import Panel, Runs, figure, labels
+from study.quantities import verified
+from study.stats import MEAN, PER_CENT
+
+SHAPES = (  # on the axis, the paper's tree, our shape
+    ("chain", "Chain", chain(5)),
+    ("binary tree", "Binary Tree", kary(2, 5)),
+    ("EAGLE's sparse tree", "EAGLE Sparse Tree", EAGLE_25),
+)
+VERIFIERS = (
+    ("token-level", "Tok.V"),
+    ("traversal", "Tra.V"),
+)  # the label, which is our verifier, and the paper's column
+
+
+def tokens_a_step(item: str, head: str, title: str, runs: Runs) -> Panel:
+    """Tokens a step by both verifiers, at temperature 1."""
+    panel = Panel("tokens a step", labels(VERIFIERS), labels(SHAPES), runs, title=title)
+    for verifier, column in VERIFIERS:
+        for tick, tree, shape in SHAPES:
+            panel.printed(verifier, tick, paper.select("traversal", item, row="Avg. Accept.", tree=tree, column=column))
+            panel.ours(verifier, tick, panel.estimate(MEAN, "tau", [verified(head, shape, verifier)]))
+    return panel
+
+
+def gain_in_tokens(item: str, head: str, line: str, runs: Runs) -> Panel:
+    """How many tokens a step traversal adds to what token-level has, at temperature 1."""
+    panel = Panel("gain in tokens a step, %", [line], labels(SHAPES), runs)
+    for tick, tree, shape in SHAPES:
+        panel.printed(line, tick, paper.select("traversal", item, row="Avg. Accept.", tree=tree, column="Improvement"))
+        panel.ours(line, tick, panel.estimate(MEAN, "lift", [verified(head, shape, "traversal")]))
+    return panel
+
+
+@figure("traversal", "Table 2", experiments.TRAVERSAL, experiments.TRAVERSAL_RACE)
+def table_2(runs: Runs, race: Runs) -> list[Panel]:
+    """The stronger draft: tokens a step, and what traversal adds to them and to tokens a second."""
+    return [
+        tokens_a_step("Table 2", "hass", "the stronger draft; ours: the head hass", runs),
+        gain_in_tokens("Table 2", "hass", "tokens a step", runs),
+        gain_in_speed(race),
+    ]
+
+
+def gain_in_speed(race: Runs) -> Panel:
+    """What traversal adds to token-level's tokens a second, with real coins."""
+    raced = (  # on the axis, the paper's tree, our methods
+        ("chain", "Chain", "hass-chain-5 iid, traversal", "hass-chain-5 iid, token-level"),
+        ("binary tree", "Binary Tree", "hass-binary-5 swor, traversal", "hass-binary-5 swor, rrsw"),
+        ("EAGLE's sparse tree", "EAGLE Sparse Tree", "hass-sparse swor, traversal", "hass-sparse swor, rrsw"),
+    )
+    line = "traversal over token-level"
+    panel = Panel("gain in tokens a second, %", [line], labels(raced), race)
+    for tick, tree, traversal, token_level in raced:
+        printed = paper.select("traversal", "Table 2", row="Avg. Token/s", tree=tree, column="Improvement")
+        panel.printed(line, tick, printed)
+        panel.ours(line, tick, panel.estimate(PER_CENT, "speed", [traversal, token_level]))
+    return panel
+
+
+@figure("traversal", "Table 3", experiments.TRAVERSAL)
+def table_3(runs: Runs) -> list[Panel]:
+    """The weaker draft: tokens a step, and what traversal adds to them."""
+    return [
+        tokens_a_step("Table 3", "vdm", "the weaker draft; ours: the head vdm", runs),
+        gain_in_tokens("Table 3", "vdm", "traversal over token-level", runs),
+    ]
+
+
+@figure("traversal", "Figure 3", experiments.TRAVERSAL_DEPTHS)
+def figure_3(runs: Runs) -> list[Panel]:
+    """Tokens a step of deeper and deeper trees, which the paper only draws."""
+    families = (  # the title, our shapes by depth
+        ("chains", {depth: chain(depth) for depth in (2, 4, 6, 8)}),
+        ("binary trees", {depth: kary(2, depth) for depth in (2, 3, 4, 5)}),
+    )
+    panels = []
+    for title, shapes in families:
+        panel = Panel("tokens a step", labels(VERIFIERS), list(shapes), runs, title=title, xlabel="depth")
+        for verifier in panel.lines:
+            for depth, shape in shapes.items():
+                panel.ours(verifier, depth, panel.estimate(MEAN, "tau", [verified("hass", shape, verifier)]))
+        panels.append(panel)
+    return panels
+
+
+@figure("traversal", "Table 4", experiments.TRAVERSAL_HEAT)
+def table_4(runs: Runs) -> list[Panel]:
+    """What traversal adds at which temperature; we have no binary trees here."""
+    temperatures = [0.2, 0.4, 0.6, 0.8, 1.0]
+    panel = Panel("gain in tokens a step, %", labels(SHAPES), temperatures, runs, xlabel="temperature")
+    for line, tree, shape in SHAPES:
+        for heat in temperatures:
+            panel.printed(
+                line, heat, paper.select("traversal", "Table 4", temperature=heat, tree=tree, column="Improvement")
+            )
+            if line != "binary tree":
+                method = verified("hass", shape, "traversal", temperature=heat)
+                panel.ours(line, heat, panel.estimate(MEAN, "lift", [method]))
+    return [panel]

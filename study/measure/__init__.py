@@ -1,0 +1,9 @@
+"""Measuring: one file a kind of measurement, each with the cell that recordings hold.
+
+A *cell* is a function that measures one block of a recording (one prompt, or one setting, with all its methods) and
+returns its rows. ``race`` times any method on a prompt and counts its forwards; ``texts`` compares greedy texts by the
+near-tie rule; ``replays`` replays growth rules along a text; ``verifiers`` compares two verifiers on the same drafts;
+``forwards`` measures what forwards cost by their size; ``laws`` samples methods' laws; ``branches`` tells how alike
+self-drafted branches are. ``loading`` holds what is loaded once a process: pairs, draft
+models, this machine's prices; ``clock`` times one forward and keeps measurements apart.
+"""

@@ -1,0 +1,147 @@
+"""What is loaded or measured once a process: pairs, draft models, drafters of methods, this machine's prices."""
+
+import shlex
+from copy import deepcopy
+from functools import cache
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import isotonic_regression
+from transformers import PreTrainedModel
+
+from specnb import heads, models
+from specnb.decode import Drafter
+from specnb.drafters import DraftModel
+from specnb.models import Graphs, Invariant, generate
+from specnb.models.graphs import SIZES
+from specnb.target import Target, context_length
+from study import methods
+from study.measure.clock import curves
+from study.methods import IN_GRAPHS, INVARIANT, Auto, Method
+
+PREFIX = 300  # tokens behind which forwards are measured
+
+
+def loaded(pair: str = models.EMBEDDED, dtype: str = "float32", packed: bool = False) -> models.Pair:
+    """A pair, once per process, and warm: its first forwards are slow."""
+    return _loaded(pair, dtype, packed)  # one spelling: a cache tells keywords from positions
+
+
+@cache
+def _loaded(name: str, dtype: str, packed: bool) -> models.Pair:
+    pair = models.load_pair(name, dtype=dtype, packed=packed)
+    generate(pair, pair.encode("Good morning."), 8)
+    return pair
+
+
+@cache
+def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
+    """What transformers' assisted generation drafts with: the pair's draft model or, without one, the trained vdm.
+
+    In a copy with as many rows as the target's vocabulary if it has others (Qwen2.5's): transformers asks for that.
+    """
+    model = pair.draft
+    if model is None:
+        model = heads.as_causal_lm(*heads.load(heads.FOLDER / "vdm", pair.target))
+    size = Target(pair.target).vocabulary
+    if Target(model).vocabulary != size:
+        model = deepcopy(model)
+        model.resize_token_embeddings(size)
+    if packed and pair.draft is None:
+        return models.pack(model)
+    return model
+
+
+@cache
+def draft_model(head: str, pair: models.Pair, capacity: int, temperature: float = 1.0) -> DraftModel:
+    """``methods.draft_model``, once per process."""
+    return methods.draft_model(head, pair, capacity, temperature)
+
+
+@cache
+def _graphs(pair: models.Pair, capacity: int) -> Graphs:
+    return Graphs(pair.target, capacity=capacity)
+
+
+def check_fit(name: str, made: Method, pair: models.Pair, packed: bool = False) -> None:
+    """ValueError, before anything is measured, if what a method drafts with does not belong to this pair."""
+    try:
+        if made.assistant:
+            assistant(pair, packed)
+        if made.head is not None:
+            draft_model(made.head, pair, 0, made.temperature)
+        for build in (made.drafter, made.look_up):
+            if build is not None:
+                build(pair)
+    except ValueError as error:
+        head = made.head or "vdm"
+        reason = str(error).replace("NAME --pair FOLDER_OR_NAME", f"{head} --pair {shlex.quote(pair.name)}")
+        free = "'n-gram tree', 'ptd' and 'prompt lookup'"
+        if pair.draft is not None:
+            free = f"'pair-auto', {free}"
+        raise ValueError(f"{name!r} does not fit {pair.name}: {reason}. Without a trained head race {free}") from error
+
+
+@cache
+def capacity_for(tokens: int) -> int:
+    """Places that a cache of recorded forwards needs for a text of so many tokens: a multiple of 256."""
+    needed = tokens + max(SIZES)
+    return 256 * -(-needed // 256)
+
+
+def built(made: Method, pair: models.Pair, tokens: int) -> tuple[Drafter, DraftModel | None, Graphs | Invariant | None]:
+    """A method's drafter, its draft model and the target's special forwards, for texts of up to so many tokens."""
+    capacity = capacity_for(tokens) if made.forwards == IN_GRAPHS else 0
+    draft = None
+    if made.head is not None:
+        draft = draft_model(made.head, pair, capacity, made.temperature)
+    prices = None
+    if isinstance(made.grow, Auto):
+        prices = machine(pair, made.head, capacity)
+    drafter = methods.build(made, pair, draft, prices)
+    if made.forwards == INVARIANT:
+        return drafter, draft, Invariant(pair.target)
+    if made.forwards == IN_GRAPHS:
+        graphs = _graphs(pair, capacity)
+        graphs.prepare(drafter.hidden_layers)
+        return drafter, draft, graphs
+    return drafter, draft, None
+
+
+def measured_behind(pair: models.Pair, wanted: int | None = None) -> int:
+    """The tokens behind which a pair's forwards are measured: as many as wanted, else PREFIX or what its contexts hold.
+
+    ValueError if the contexts have no room for those that are wanted and one more.
+    """
+    contexts = [context_length(model) for model in (pair.target, pair.draft) if model is not None]
+    room = min(contexts) - 1
+    if wanted is None:
+        return min(PREFIX, room)
+    if wanted > room:
+        raise ValueError(f"{pair.name} has a context of {room + 1}: measure behind {room} tokens at most, got {wanted}")
+    return wanted
+
+
+TARGET_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # nodes at which ``machine`` measures
+
+
+@cache
+def machine(pair: models.Pair, head: str, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """What Auto is told: seconds of a target forward over 1 to 32 nodes, and of a draft forward over 1 to 8.
+
+    Ten sizes are measured, five times each, behind 300 tokens, or as many as the contexts have room for, and recorded
+    forwards for texts of so many tokens; more nodes cost no less than fewer, whatever a clock says.
+    """
+    prefix = measured_behind(pair)
+    if capacity:
+        prefix = min(prefix, capacity - 80)
+    drafts = {head: draft_model(head, pair, capacity)}
+    rows = curves(pair.target, drafts, prefix, 5, TARGET_SIZES, bool(capacity))
+    medians = pd.DataFrame(rows).set_index(["model", "nodes"])["median"]
+    return _rising(medians["target"], 32), _rising(medians[head], 8)
+
+
+def _rising(medians: pd.Series, most: int) -> np.ndarray:
+    """Seconds over 1 to most nodes, from medians at TARGET_SIZES: rising, and linear between these."""
+    seconds = isotonic_regression(medians.to_numpy()).x
+    return np.interp(range(1, most + 1), TARGET_SIZES, seconds)

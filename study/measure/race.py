@@ -1,0 +1,278 @@
+"""Races: any method on a prompt, timed, with its forwards counted.
+
+``timed`` is one run; ``race_block`` is a block of a recording (one prompt, all its methods); ``race`` does the same
+here and now for several prompts.
+"""
+
+import hashlib
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from specnb import models, verifiers
+from specnb.decode import Step, now, steps
+from specnb.models import files, generate, prompts
+from specnb.target import Target
+from study.measure.clock import ALONE, recorded_as_asked
+from study.measure.loading import assistant, built, loaded
+from study.methods import Method, method
+
+PHASES = ("draft", "target", "verify", "commit")
+ROW = (
+    "method", "repetition", "order", "status", "error", "seconds", "tokens", "steps", "nodes", "auxiliary", "hits",
+    "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "text", "ids",
+)  # fmt: skip
+Sizes = list[list[int]]  # [nodes, how many forwards had so many], …
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a method: seconds in all and by phase, new tokens, and a Shape per step.
+
+    phases: seconds of PHASES in the steps behind the first, of the whole first step as "prefill", and of the draft
+    model's forwards in the later steps as "drafting". frontiers: nodes of each draft forward.
+    """
+
+    seconds: float
+    tokens: Sequence[int]
+    shapes: "Sequence[Shape]"
+    phases: dict[str, float]
+    frontiers: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A step's tree: nodes with the root, auxiliary ones among them, and its depth."""
+
+    nodes: int
+    auxiliary: int
+    depth: int
+
+
+def timed(
+    made: Method,
+    ids: Sequence[int],
+    pair: models.Pair,
+    *,
+    temperature: float = 0.0,
+    length: int,
+    seed: int = 0,
+    whole: bool = False,
+    packed: bool = False,
+) -> dict[str, object]:
+    """One timed run of a method, ours or transformers' own: counts, seconds and the text; columns of ROW.
+
+    seconds: the whole run. prefill: until the first token (all of the first step); draft, target, verify, commit:
+    seconds of the later steps; drafting: those spent in the draft model's forwards. nodes: drafted in all steps, of
+    which auxiliary ones only rode along; hits: steps with a candidate; depth: sum of the trees' depths. trees,
+    frontiers: sizes of the target's and the draft's forwards, [[1, 3], [12, 40]] for three over one node and forty
+    over twelve. text: a hash of the tokens; ids: the tokens themselves. On a GPU only seconds waits until all is done:
+    phases and drafting count what is queued where the host has to wait for it.
+    """
+    with ALONE, recorded_as_asked():
+        if made.ours:
+            run = _ours(made, ids, pair, temperature, length, seed, whole)
+        else:
+            run = _theirs(made, ids, pair, temperature, length, seed, whole, packed)
+    return {
+        "seconds": run.seconds,
+        "tokens": len(run.tokens),
+        "steps": len(run.shapes),
+        "nodes": sum(shape.nodes - 1 for shape in run.shapes),
+        "auxiliary": sum(shape.auxiliary for shape in run.shapes),
+        "hits": sum(shape.nodes - 1 > shape.auxiliary for shape in run.shapes),
+        "depth": sum(shape.depth for shape in run.shapes),
+        **run.phases,
+        "trees": counted([shape.nodes for shape in run.shapes]),
+        "frontiers": counted(run.frontiers),
+        "text": text_hash(run.tokens),
+        "ids": [int(token) for token in run.tokens],
+    }
+
+
+def counted(sizes: Sequence[int]) -> Sizes:
+    """How many forwards had how many nodes: [3, 1, 3] → [[1, 1], [3, 2]]."""
+    return [[size, times] for size, times in sorted(Counter(sizes).items())]
+
+
+def text_hash(tokens: Sequence[int]) -> str:
+    """A short hash of a text."""
+    return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:16]
+
+
+# ---- our loop -------------------------------------------------------------------------------------------------
+
+
+def _ours(
+    made: Method, ids: Sequence[int], pair: models.Pair, temperature: float, length: int, seed: int, whole: bool
+) -> Run:
+    drafter, _, recorded = built(made, pair, len(ids) + length)
+    verifier = made.verifier if temperature else verifiers.greedy
+    target = Target(pair.target, window=made.window, forwards=recorded)
+    options = {"max_new_tokens": length, "temperature": temperature, "seed": seed}
+    if whole:
+        options["eos"] = ()
+    done: list[Step] = []
+    began = now()
+    for step in steps(target, drafter, verifier, ids, **options):
+        done.append(step.light())
+    taken = now() - began
+    later = done[1:]
+    phases = {phase: sum(step.seconds[phase] for step in later) for phase in PHASES}
+    phases["prefill"] = sum(done[0].seconds.values())
+    phases["drafting"] = sum(forward.seconds for step in later for forward in step.draft.expansions)
+    tokens = [token for step in done for token in step.tokens]
+    frontiers = [forward.nodes for step in done for forward in step.draft.expansions]
+    return Run(taken, tokens, [_shape(step) for step in done], phases, frontiers)
+
+
+def _shape(step: Step) -> Shape:
+    tree = step.draft.tree
+    candidates = sum(len(children) for children in step.draft.candidates)
+    return Shape(len(tree), len(tree) - 1 - candidates, max(tree.depth_list))
+
+
+# ---- transformers' own ----------------------------------------------------------------------------------------
+
+
+class Watched:
+    """Sizes and seconds of a module's forwards while the block runs, by torch's hooks; none without a module."""
+
+    def __init__(self, module: nn.Module | None):
+        self.module = module
+        self.sizes: list[int] = []
+        self.seconds: list[float] = []
+
+    def __enter__(self) -> "Watched":
+        self.hooks = []
+        if self.module is not None:
+            before = self.module.register_forward_pre_hook(self._begin, with_kwargs=True)
+            after = self.module.register_forward_hook(self._end, with_kwargs=True)
+            self.hooks = [before, after]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.began = time.perf_counter()  # not now(), which would hold a GPU up
+
+    def _end(self, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        self.seconds.append(time.perf_counter() - self.began)
+        ids = args[0] if args else kwargs["input_ids"]
+        self.sizes.append(ids.shape[-1])
+
+
+def _theirs(
+    made: Method,
+    ids: Sequence[int],
+    pair: models.Pair,
+    temperature: float,
+    length: int,
+    seed: int,
+    whole: bool,
+    packed: bool,
+) -> Run:
+    options = dict(made.generate)
+    if temperature:
+        options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    drafting = None
+    if made.assistant:
+        drafting = copy(assistant(pair, packed))  # the same weights; generate may keep in it what it learnt from a text
+        drafting.generation_config = deepcopy(drafting.generation_config)
+        options["assistant_model"] = drafting
+    torch.manual_seed(seed)
+    with Watched(pair.target) as target, Watched(drafting) as draft:
+        began = now()
+        tokens = generate(pair, ids, length, whole=whole, **options)
+        taken = now() - began
+    later = sum(draft.seconds[1:])
+    phases = {"draft": later, "target": sum(target.seconds[1:]), "verify": 0.0, "commit": 0.0}
+    phases |= {"prefill": target.seconds[0], "drafting": later}
+    sizes = [target.sizes[0] - len(ids) + 1, *target.sizes[1:]]  # the first forward holds the prompt, too
+    shapes = [Shape(size, 0, size - 1) for size in sizes]
+    return Run(taken, tokens, shapes, phases, draft.sizes[1:])
+
+
+# ---- blocks ---------------------------------------------------------------------------------------------------
+
+
+def race_block(
+    prompt: str,
+    methods: Sequence[str],
+    length: int = 96,
+    temperature: float = 0.0,
+    repetitions: int = 1,
+    pair: str = models.EMBEDDED,
+    dtype: str = "float32",
+    packed: bool = False,
+    whole: bool = False,
+    keep_ids: bool = False,
+    head: str = "",
+    softened: float = 1.0,
+    forwards: str = "usual",
+) -> list[dict[str, object]]:
+    """A prompt's race: every method, ``repetitions`` times, each time in another random order; one row a run.
+
+    A method that fails is recorded as failed, and the others go on. The repetition is the seed. head, softened and
+    forwards change the methods, see ``methods.method``.
+    """
+    loaded(pair, dtype, packed)  # what cannot be loaded is no failure of a method
+    raced = {name: method(name, head=head, softened=softened, forwards=forwards) for name in methods}
+    settings = {"temperature": temperature, "length": length, "whole": whole}
+    rows = []
+    for repetition in range(repetitions):
+        turns = random.Random(f"{prompt} {repetition}").sample(list(methods), len(methods))
+        for order, name in enumerate(turns):
+            row = dict.fromkeys(ROW) | {"method": name, "repetition": repetition, "order": order, "error": ""}
+            try:
+                used = packed and raced[name].packed
+                row |= _run_of(raced[name], prompt, loaded(pair, dtype, used), seed=repetition, packed=used, **settings)
+                row["status"] = "ok"
+            except Exception as error:  # becomes the row's record
+                row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            if not keep_ids:
+                row["ids"] = []
+            rows.append(row)
+    return rows
+
+
+def _run_of(made: Method, prompt: str, pair: models.Pair, **settings) -> dict[str, object]:
+    """``timed`` on a prompt by its id, behind a first short run, whose forwards are slow."""
+    _warm(made, pair, settings["temperature"], settings["packed"])
+    ids = pair.encode(prompts.text(prompt))
+    return timed(made, ids, pair, **settings)
+
+
+WARM: set[tuple[str, str, float, bool]] = set()  # what has run in this process
+
+
+def _warm(made: Method, pair: models.Pair, temperature: float, packed: bool) -> None:
+    """A method's first short run in this process."""
+    key = (repr(made), repr((pair.name, pair.target.dtype)), temperature, packed)
+    if key not in WARM:
+        timed(made, pair.encode("Good morning."), pair, length=8, whole=True, temperature=temperature, packed=packed)
+        WARM.add(key)
+
+
+def race(prompts: Sequence[str], methods: Sequence[str], **settings: object) -> pd.DataFrame:
+    """Methods on several prompts here and now, not recorded. See ``stats.speed_ups``.
+
+    settings: those of ``race_block``.
+
+    >>> race(["conversation-01"], ["generate", "n-gram tree"], length=48)[["method", "tokens", "steps"]]
+    """
+    rows = []
+    for name in tqdm(prompts, unit="prompt", disable=files.QUIET):
+        for row in race_block(name, list(methods), **settings):
+            rows.append({"prompt": name, **row})
+    return pd.DataFrame(rows)
