@@ -47,8 +47,8 @@ class Method:
     pair's own draft model. grow: its growth rule, or Auto(). temperature: what the head's logits are divided by.
     drawn: how children come about. verifier: at temperature > 0; at 0 it is greedy. drafter: what builds a drafter
     that needs no trained draft. look_up: what builds the n-grams or the retrieval whose paths are merged into the
-    head's tree. window: of the target's cache. forwards: how the target's are run, one of the three above. packed: False
-    for unpacked weights where all others are raced with packed ones.
+    head's tree. window: of the target's cache. forwards: how the target's are run, one of the three above. packed:
+    False for unpacked weights where all others are raced with packed ones.
     Raises ValueError on parts that do not go together.
     """
 

@@ -32,7 +32,7 @@ def main() -> None:
     held = commands.add_parser("held-out", parents=[number], help="greedy answers to the held-out prompts; resumes")
     held.add_argument("--prompts", nargs="+", default=(), help="only these, for example own:6 humaneval:8")
     train = commands.add_parser("train", parents=[number], help="train heads; resumes")
-    train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: data/heads.toml")
+    train.add_argument("names", nargs="+", metavar="NAME", help="heads by name: training/recipes.py")
     train.add_argument("--out", type=Path, help="folder for weights, card and learning curve")
     train.add_argument("--vocabulary", type=int, default=8192, help="tokens that can be drafted: the commonest")
     report = commands.add_parser("report", parents=[number], help="measure trained heads on the held-out text")

@@ -25,7 +25,7 @@ class Schedule:
     """epochs over the training dialogues at most; lr: peak, after warmup steps; batch_tokens: padded tokens a step.
 
     Training stops early once the validation loss has not fallen for ``patience`` epochs. Steps are larger than in the
-    papers, on less text (EAGLE 3e-5, EDD 1e-4, TALF 3e-4); data/heads.toml says which heads share their terms. Small
+    papers, on less text (EAGLE 3e-5, EDD 1e-4, TALF 3e-4); ``recipes`` says which heads share their terms. Small
     batches, since text is what is short: half an epoch of EAGLE ends .10 lower in validation loss with batches of 512
     than with 2,048 at lr 1e-3, and takes an eighth longer on two cores.
     """

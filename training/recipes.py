@@ -1,28 +1,36 @@
-"""Recipes: how each head is trained, by name, from the table data/heads.toml, which says what the fields mean."""
+"""Recipes: how each head is trained, by name. ``named`` gives one, also with another seed than 0.
 
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+A head of one's own is one more entry of ``TABLE``; ``python -m training train NAME`` trains it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.heads import Spec
-from specnb.models import files
 from training import losses
 from training.loop import Schedule
 from training.writing import Dialogue
 
-TABLE = tomllib.loads(files.in_checkout(files.DATA / "heads.toml").read_text("utf-8"))
-
 
 @dataclass(frozen=True)
 class Recipe:
-    """One row of the table, with a seed."""
+    """How a head is trained.
+
+    kind, hidden_layer, count: the module (``heads.modules``); fused: how deep in the target the states lie that an
+    eagle3 reads. loss_function, loss_options: its loss (``losses``) and that loss's options. parent: the head it goes
+    on from. epochs, lr: at most so many passes, and the peak of the learning rate; batch: padded tokens a step, at
+    most. tokens: of both corpora, taken in turns, the dialogues up to so many answer tokens (0: all of them). roots: so
+    many rows of a dialogue carry what is drafted below them, the same for all heads of one number (0: every row);
+    trees: the width of the target-built trees at these roots.
+    """
 
     kind: str
-    by: Mapping[str, object]
+    loss_function: Callable[..., Tensor]
+    loss_options: Mapping[str, object] = field(default_factory=dict)
     hidden_layer: int | None = None
     fused: Sequence[float] = ()
     count: int = 1
@@ -35,18 +43,28 @@ class Recipe:
     trees: int = 0
     seed: int = 0
 
-    @property
-    def loss(self) -> losses.Loss:
-        return partial(getattr(losses, self.by["loss"]), **{name: v for name, v in self.by.items() if name != "loss"})
+    def loss(self, *parts: object) -> Tensor:
+        """The loss of a batch: parts are a head, the frozen weights, the batch and a generator."""
+        return self.loss_function(*parts, **self.loss_options)
+
+    def terms(self) -> dict[str, object]:
+        """What a card says of the recipe: the loss by its name, all else as it is."""
+        said = {name: value for name, value in asdict(self).items() if not name.startswith("loss_")}
+        by = {"loss": self.loss_function.__name__, **self.loss_options}
+        return {"kind": said.pop("kind"), "by": by, **said}
 
     def layers(self, model: PreTrainedModel) -> set[int]:
         """The target's states that training takes: those that are read, and the last, which is to be predicted."""
-        return set() if self.kind == "vdm" else {*self.spec(model).layers, -1}
+        if self.kind == "vdm":
+            return set()
+        return {*self.spec(model).layers, -1}
 
     def spec(self, model: PreTrainedModel) -> Spec:
         """What its head is made of, beside this target: it reads no deeper layer than there are."""
         depth = model.config.get_text_config().num_hidden_layers
-        layer = self.hidden_layer and max(self.hidden_layer, -depth)
+        layer = self.hidden_layer
+        if layer is not None:
+            layer = max(layer, -depth)
         fused = tuple(round(share * depth) - depth - 1 for share in self.fused)
         return Spec.like(model, self.kind, hidden_layer=layer, count=self.count, fused=fused)
 
@@ -56,8 +74,56 @@ class Recipe:
 
     def text(self, dialogues: Sequence[Dialogue]) -> Sequence[Dialogue]:
         """The first of these dialogues, as many as the recipe takes."""
+        if not self.tokens:
+            return dialogues
         ends = np.cumsum([len(dialogue.answer) for dialogue in dialogues])
-        return dialogues[: 1 + int(np.searchsorted(ends, self.tokens))] if self.tokens else dialogues
+        return dialogues[: 1 + int(np.searchsorted(ends, self.tokens))]
+
+
+# ---- the heads that are trained -----------------------------------------------------------------------------------
+
+VDM = Recipe("vdm", losses.vdm_loss, count=2, epochs=2, batch=1024, lr=7e-4)
+MEDUSA = Recipe("medusa", losses.medusa_loss, hidden_layer=-1, count=4, epochs=2)
+EAGLE = Recipe("eagle", losses.eagle_loss, hidden_layer=-1)
+EDD = Recipe("edd", losses.edd_loss, hidden_layer=-4, batch=1024, lr=7e-4)
+# Beyond the papers: EAGLE-3, four forwards deep where its authors train seven, on the text of eagle_1000k.
+EAGLE_3 = Recipe(
+    "eagle3", losses.eagle3_loss, {"depth": 4}, fused=[0.1, 0.5, 0.9], epochs=2, tokens=1_000_000
+)  # fmt: skip
+# What is shipped as HASS sees all text at every place; EAGLE, HASS and TALF on the same terms are eagle_roots,
+# hass_roots and talf (k = 4, the one that is shipped; 2; 1).
+HASS = Recipe("eagle", losses.hass_loss, hidden_layer=-1, parent="eagle", epochs=1, batch=1024, lr=3e-4)
+HASS_ROOTS = replace(HASS, batch=512, lr=2e-4, tokens=1_000_000, roots=16)
+TALF = replace(HASS_ROOTS, trees=4, loss_function=losses.talf_loss)
+# Controls of EDD, all on one smaller text: as it is, its ablations, a language model of one layer, other layers.
+EDD_SMALL = replace(EDD, batch=512, lr=5e-4, tokens=1_000_000)
+
+TABLE: dict[str, Recipe] = {
+    "vdm": VDM,
+    "medusa": MEDUSA,
+    "eagle": EAGLE,
+    "edd": EDD,
+    "eagle3": EAGLE_3,
+    "hass": HASS,
+    "hass_roots": HASS_ROOTS,
+    "eagle_roots": replace(HASS_ROOTS, loss_function=losses.eagle_loss),
+    "talf": TALF,
+    "talf_k2": replace(TALF, trees=2),
+    "talf_k1": replace(TALF, trees=1),
+    # What more text buys, beside eagle.
+    "eagle_200k": replace(EAGLE, epochs=8, tokens=200_000),
+    "eagle_600k": replace(EAGLE, epochs=8, tokens=600_000),
+    "eagle_1000k": replace(EAGLE, tokens=1_000_000),
+    "edd_small": EDD_SMALL,
+    "edd_no_kl": replace(EDD_SMALL, loss_options={"labels": True}),
+    "edd_no_random": replace(EDD_SMALL, loss_options={"lengths": [5, 5]}),
+    "edd_no_encoding": Recipe("edd", losses.edd_loss, tokens=1_000_000),
+    "vdm_one": replace(VDM, epochs=3, batch=512, lr=5e-4, count=1, tokens=1_000_000),
+    "edd_layer1": replace(EDD_SMALL, hidden_layer=-1),
+    "edd_layer8": replace(EDD_SMALL, hidden_layer=-8),
+    "edd_layer15": replace(EDD_SMALL, hidden_layer=-15),
+    "edd_layer22": replace(EDD_SMALL, hidden_layer=-22),
+}
 
 
 def named(name: str) -> Recipe:
@@ -65,10 +131,4 @@ def named(name: str) -> Recipe:
     bare, dash, seed = name.partition("-")
     if bare not in TABLE or (dash and not seed.isdigit()):
         raise ValueError(f"unknown head {name!r}: known are {', '.join(TABLE)}, and each with a seed, {bare}-1")
-    return Recipe(**_row(bare), seed=int(seed or 0))
-
-
-def _row(name: str) -> dict[str, object]:
-    """A row of the table on top of the one it is like."""
-    row = dict(TABLE[name])
-    return _row(row.pop("like")) | row if "like" in row else row
+    return replace(TABLE[bare], seed=int(seed or 0))

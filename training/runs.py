@@ -75,7 +75,7 @@ def train(
     text = hashlib.sha256(np.concatenate([[*d.question, *d.answer] for d in dialogues]).astype(np.int32).tobytes())
     terms = {
         "head": name,
-        "recipe": asdict(recipe),
+        "recipe": recipe.terms(),
         "schedule": asdict(schedule),
         "target": heads.fingerprint(pair.target),
         "text": text.hexdigest()[:16],

@@ -48,12 +48,13 @@ def ready(pair, dialogues, own_cache):
 @pytest.fixture(autouse=True)
 def few_layers(monkeypatch):
     """The tiny target has no layers as deep as those that EAGLE-3 fuses."""
-    monkeypatch.setitem(recipes.TABLE, "eagle3", {**recipes.TABLE["eagle3"], "fused": [0.5, 1.0]})
+    monkeypatch.setitem(recipes.TABLE, "eagle3", replace(recipes.TABLE["eagle3"], fused=[0.5, 1.0]))
 
 
 @pytest.fixture
 def hasty(monkeypatch):
     """Recipes for the tiny corpus: few steps, and four roots where there are some."""
     monkeypatch.setattr(recipes.Recipe, "schedule", property(lambda recipe: replace(QUICK, seed=recipe.seed)))
-    for name, row in recipes.TABLE.items():
-        monkeypatch.setitem(recipes.TABLE, name, {**row, "roots": 4} if "roots" in row else row)
+    for name, recipe in recipes.TABLE.items():
+        if recipe.roots:
+            monkeypatch.setitem(recipes.TABLE, name, replace(recipe, roots=4))

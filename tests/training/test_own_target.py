@@ -1,5 +1,6 @@
 """python -m training --pair: from a folder with a model to a head that drafts for it, through the commands."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from tiny_heads import QUICK
 
 from specnb import heads, models
 from study import __main__ as laboratory
-from study import sweep
+from study import record
 from training import __main__ as training
 from training import corpus, evaluation, recipes, writing
 
@@ -65,10 +66,15 @@ def test_a_target_of_ones_own_gets_heads_that_draft_for_it(folder, monkeypatch, 
     assert (table["tau"] >= 1).all()
     target = models.load_pair(folder, dtype="float32").target
     assert heads.load("drafts_of_tiny/drafts/edd", target)[1].hidden_layer == -3  # no deeper than its layers
-    methods = ["drafts_of_tiny/drafts/eagle:chain 2", "drafts_of_tiny/drafts/edd@1.5:pct 0.01"]
-    call(laboratory, monkeypatch, "race", *methods, "--pair", folder, "--texts", "--prompts", "conversation-01",
-         "--tokens", "9", "--out", "texts")  # fmt: skip
-    assert sweep.load("texts.jsonl")["same"].all()
+    asked = ["--pair", folder, "--prompts", "conversation-01", "--tokens", "9"]
+    eagle = ["--head", "drafts_of_tiny/drafts/eagle", "--out", "eagle"]
+    call(laboratory, monkeypatch, "texts", "eagle-chain-5", *asked, *eagle)
+    edd = ["--head", "drafts_of_tiny/drafts/edd", "--softened", "1.5", "--out", "edd"]
+    call(laboratory, monkeypatch, "texts", "edd-pct", *asked, *edd)
+    for name in ("eagle", "edd"):
+        assert record.load(f"{name}.jsonl")["same"].all()
+        line = json.loads(Path(f"{name}.jsonl").read_text("utf-8").splitlines()[0])
+        assert f"drafts_of_tiny/drafts/{name}" in line["heads"]
 
 
 def test_a_head_of_another_target_is_refused_with_the_command_that_makes_one(tmp_path):

@@ -128,7 +128,7 @@ def test_train_by_name_writes_a_head_that_drafts(pair, dialogues, hasty, tmp_pat
     with monkeypatch.context() as patch:  # trained already: nothing to do; on other terms there is
         patch.setattr(loop, "train", None)
         train("eagle", "test")
-        patch.setitem(recipes.TABLE, "eagle", {**recipes.TABLE["eagle"], "lr": 1.0})
+        patch.setitem(recipes.TABLE, "eagle", replace(recipes.TABLE["eagle"], lr=1.0))
         with pytest.raises(TypeError):
             train("eagle", "test")
     drafter = TreeDrafter(heads.load_draft(tmp_path / "drafts" / "hass", pair.target), growth.chain(3))
@@ -146,6 +146,7 @@ def killed_at(step: int, loss):
     """The loss, until its step-th call kills the run."""
     calls = iter(range(10**9))
 
+    @functools.wraps(loss)  # cards and checkpoints know a loss by its name
     def wrapped(*args):
         if next(calls) == step:
             raise Killed
@@ -226,7 +227,7 @@ def test_a_run_on_other_terms_has_a_checkpoint_of_its_own(pair, dialogues, hasty
     ids, loss = features.vocabulary(dialogues, 16), losses.eagle_loss
     train = functools.partial(runs.train, pair, command="test", dialogues=dialogues, ids=ids, out=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(losses, "eagle_loss", killed_at(5, loss))
+        patch.setitem(recipes.TABLE, "eagle", replace(recipes.TABLE["eagle"], loss_function=killed_at(5, loss)))
         with pytest.raises(Killed):
             train("eagle")
     (kept,) = (files.cache_dir() / "training").glob("*")
