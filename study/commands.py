@@ -191,9 +191,10 @@ def record(options: Namespace) -> pd.DataFrame:
     for name in options.names:  # names and prompts without sense are told before the first hour is spent
         experiments.chosen(name, options.prompts)
     tables = []
+    how = {"only": options.prompts, "retry": options.retry}
     with executors(options) as executor:
         for name in options.names:
-            table = experiments.record(name, only=options.prompts, executor=executor, retry=options.retry)
+            table = experiments.record(name, executor=executor, plan=planned(name), **how)
             failures = (table["status"] == "failed").sum()
             print(f"{name}: {table['block'].nunique()} blocks, {failures} failures")
             tables.append(table)
@@ -206,13 +207,21 @@ def gpu(options: Namespace) -> pd.DataFrame:
     for name, wanted in experiments.TABLE.items():
         if name.startswith("gpu_"):
             print(f"\n{name} on {provenance.facts('')['device']}", flush=True)
-            tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry)
+            plan = planned(name)
+            tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry, plan=plan)
             show(wanted, tables[name])
     shapes = tables["gpu_shapes"]
     if not (shapes["status"] == "failed").any():
         print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")
         print(prices.forecast(tables["gpu_race"], shapes[shapes["graphs"]]).round(2).to_string())
     return pd.concat(tables.values())
+
+
+def planned(name: str) -> str:
+    """Hashes of the claims that will judge an experiment: each of its blocks carries them."""
+    from study import claims as judging  # now: it brings what no other command needs
+
+    return judging.planned(name)
 
 
 def claims(options: Namespace) -> pd.DataFrame:

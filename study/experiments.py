@@ -147,12 +147,14 @@ class Experiment:
         """Its blocks that are in a file, whatever heads they were made with."""
         return read(file, self.identified())
 
-    def measure(self, file: Path, command: str, executor: Executor | None = None, retry: bool = False) -> pd.DataFrame:
-        """Measure the blocks that the file lacks; the table of all of them, see ``record.run``."""
-        from study import claims  # now: claims name their experiments
+    def measure(
+        self, file: Path, command: str, executor: Executor | None = None, retry: bool = False, plan: str = ""
+    ) -> pd.DataFrame:
+        """Measure the blocks that the file lacks; the table of all of them, see ``record.run``.
 
-        options = {"command": command, "heads": self.hashes(), "executor": executor, "retry": retry}
-        options["plan"] = claims.planned(self.name)
+        plan: hashes of the claims that will judge it, ``claims.planned(name)``.
+        """
+        options = {"command": command, "heads": self.hashes(), "executor": executor, "retry": retry, "plan": plan}
         return run(self.cell.name, self.cell.measure, self.blocks(), file, **options)
 
 
@@ -759,14 +761,16 @@ def record(
     folder: Path = RESULTS,
     executor: Executor | None = None,
     retry: bool = False,
+    plan: str = "",
 ) -> pd.DataFrame:
     """Record what an experiment lacks; the table of all its blocks.
 
-    only: see ``chosen``.
+    only: see ``chosen``. plan: hashes of the claims that will judge it, ``claims.planned(name)``, which the command
+    line hands in; each block carries them.
     """
     some = chosen(wanted, only)
     workers = f" --workers {executor._max_workers}" if isinstance(executor, ProcessPoolExecutor) else ""
-    return some.measure(_file(some, folder), f"python -m study record {some.name}{workers}", executor, retry)
+    return some.measure(_file(some, folder), f"python -m study record {some.name}{workers}", executor, retry, plan)
 
 
 def _file(wanted: Experiment, folder: Path) -> Path:

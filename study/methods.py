@@ -21,6 +21,7 @@ from specnb.drafters import AutoDrafter, DraftModel, MergedDrafter, TreeDrafter
 from specnb.exact import gallery
 from specnb.growth import EAGLE_25, DynaTree, Eagle2, Growth, Pct, Salf, Static, chain, kary
 from specnb.models import Window, prompts
+from specnb.target import output_rows
 from specnb.tree import Drawn
 
 Build = Callable[[models.Pair], Drafter]  # a drafter that needs no trained draft, for a pair
@@ -343,7 +344,7 @@ def draft_model(head: str, pair: models.Pair, capacity: int, temperature: float 
         raise ValueError(f"the pair {pair.name} has no draft model of its own: name a trained head")
     else:
         graphs = models.Graphs(pair.draft, capacity=capacity) if capacity else None
-        vocabulary = pair.target.get_output_embeddings().weight.shape[0]
+        vocabulary = output_rows(pair.target)
         model = drafters.CausalLMDraft(pair.draft, vocabulary=vocabulary, graphs=graphs)
     if temperature == 1.0:
         return model

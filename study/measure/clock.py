@@ -54,13 +54,13 @@ def _timed(model, drafts, prefix, repetitions, sizes, graphs) -> list[tuple[int,
     layers = sorted({layer for draft in drafts.values() for layer in draft.hidden_layers})
     recorded = Graphs(model, capacity=prefix + 2 * max(sizes)) if graphs else None
     target = Target(model, hidden_layers=layers, forwards=recorded)
-    drawn = torch.randint(1000, 2000, (prefix,), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(1000, 2000, (prefix,), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     tokens = (drawn % target.vocabulary).tolist()  # any ids do: a forward costs the same
     rows = []
     for turn in range(repetitions + 1):
         hidden = target.prefill(tokens[:-1])
         for nodes in sizes:
-            below = torch.arange(1000, 1000 + nodes) % target.vocabulary
+            below = torch.arange(1000, 1000 + nodes, device="cpu") % target.vocabulary
             tree = TokenTree([tokens[-1], *below.tolist()], [-1] + [0] * nodes)
             for name, draft in drafts.items():
                 draft.begin(tokens, hidden)

@@ -13,11 +13,10 @@ import pandas as pd
 import pytest
 import torch
 
-import study
 from specnb import models
 from specnb.models import files, pairs
 from study import __main__ as laboratory
-from study import commands
+from study import commands, experiments, stats
 from training import __main__ as training
 
 ROOT = files.ROOT
@@ -77,9 +76,8 @@ def test_another_example_prints_something_else():
 
 # --- commands
 
-COMMANDS = [
-    line for text in TEXTS.values() for line in text.splitlines() if line.startswith("python -m specnb.")
-]  # fmt: skip
+BEGINNINGS = ("python -m study ", "python -m training ")
+COMMANDS = [line for text in TEXTS.values() for line in text.splitlines() if line.startswith(BEGINNINGS)]
 TARGET = re.compile(r"(?:^|`)make ([a-z][\w-]*)", re.MULTILINE)
 
 
@@ -94,11 +92,11 @@ def understood(line: str, monkeypatch) -> bool:
         raise Parsed
 
     def check(options):
-        if options.what == "race":
+        if options.what in ("race", "texts"):
             commands.checked_prompts(options)
         raise Parsed
 
-    for name in ("race", "price", "record", "listing", "gpu", "claims"):
+    for name in ("race", "texts", "price", "record", "listing", "table", "gpu", "claims"):
         monkeypatch.setattr(commands, name, check)
     monkeypatch.setattr(models.packing, "possible", lambda dtype: True)
     monkeypatch.setattr(models.pairs, "device", lambda: torch.device("cpu"))
@@ -119,7 +117,7 @@ def test_a_command_is_understood(line, monkeypatch):
 @pytest.mark.parametrize(
     "line",
     [
-        "python -m study race generate 'hass:nosuch 6' --out x",
+        "python -m study race generate hass-nosuch --out x",
         "python -m study race generate --prompts nowhere:2 --out x",
         "python -m study record race --tokens 3",
         "python -m training train nobody",
@@ -179,7 +177,7 @@ def test_a_readme_without_marks_is_refused():
 
 
 def test_the_fastest_method_is_the_one_to_run():
-    fastest = study.speed_ups(study.recorded("race")).index[0]
+    fastest = stats.speed_ups(experiments.recorded("race")).index[0]
     assert f'methods.method("{fastest}")' in BLOCKS["README"][0][0]
 
 

@@ -17,7 +17,7 @@ from specnb import models, verifiers
 from specnb.growth import kary
 from specnb.tree import Drawn
 from study import __main__ as command
-from study import commands, experiments, record
+from study import claims, commands, experiments, record
 from study.measure import forwards, loading, race, texts
 from study.methods import METHODS, Method
 
@@ -131,7 +131,14 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_before_its_first_cell(wo
 def test_a_record_ends_with_a_word(monkeypatch, capsys):
     table = pd.DataFrame({"block": ["a", "a", "b"], "status": ["ok", "failed", "ok"], "error": ["", "why", ""]})
     recorded = []
-    monkeypatch.setattr(experiments, "record", lambda name, **_: recorded.append(name) or table.assign(cell="race"))
+    plans = []
+
+    def recording(name, *, plan, **_):
+        recorded.append(name)
+        plans.append(plan)
+        return table.assign(cell="race")
+
+    monkeypatch.setattr(experiments, "record", recording)
     monkeypatch.setattr(sys, "argv", ["study", "record", "race", "texts"])
     with pytest.raises(SystemExit, match="race failed: why"):
         command.main()
@@ -139,7 +146,12 @@ def test_a_record_ends_with_a_word(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["study", "record", "race", "tests"])
     with pytest.raises(SystemExit):
         command.main()
-    assert recorded == ["race", "texts"]  # a name that is none is found before the first hour is spent
+    assert plans == ["", ""]  # no claim hangs on either
+    monkeypatch.setattr(sys, "argv", ["study", "record", "ptd"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert plans[-1] == claims.planned("ptd") != ""  # each block says by which tests it will be judged
+    assert recorded == ["race", "texts", "ptd"]  # a name that is none is found before the first hour is spent
 
 
 @pytest.mark.parametrize(
@@ -430,12 +442,14 @@ def test_an_interrupt_before_the_first_block(monkeypatch, capsys):
 
 
 DRIVER = """
+import signal
 import sys
 from argparse import Namespace
 import record_cells
 from study import commands, record
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs in the background
     file, log = sys.argv[1:]
     try:
         with commands.executors(Namespace(scheduler=None, workers=2)) as executor:
