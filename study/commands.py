@@ -180,6 +180,10 @@ def measured(wanted: Experiment, options: Namespace) -> pd.DataFrame:
         check_pair(wanted)
     file = Path(f"{options.out.removesuffix('.jsonl')}.jsonl")
     command = provenance.command("study")
+    before = wanted.recorded(file)
+    if before:
+        count = f"{len(before)} of {len(wanted.blocks())} blocks are in {file} already"
+        print(f"{count}, by their methods' names: after a change behind a name use another --out", file=sys.stderr)
     with executors(options) as executor:
         table = wanted.measure(file, command, executor, options.retry)
     show(wanted, table)

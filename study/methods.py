@@ -70,6 +70,9 @@ class Method:
         given = [self.generate is not None, self.head is not None, self.drafter is not None]
         if sum(given) != 1:
             raise ValueError(f"a method has one of generate, head and drafter, got {self}")
+        if isinstance(self.drafter, type):
+            name = self.drafter.__name__
+            raise ValueError(f"drafter is a function of the pair: Alone({name}), or lambda pair: {name}(…)")
         if (self.head is None) != (self.grow is None):
             raise ValueError(f"a head needs a growth rule, and a growth rule a head, got {self}")
         if self.look_up is not None and self.head is None:

@@ -63,12 +63,14 @@ class Statistic:
 
     name: what tables call it. of: the number of an array. rival_by_rival: whether its interval is that of the first
     method's lead over its closest rival; see ``lead_interval``. at: of a slope, the numbers behind the methods.
+    needs: how many methods it compares at least.
     """
 
     name: str
     of: Callable[[np.ndarray], float]
     rival_by_rival: bool = False
     at: tuple[float, ...] = ()
+    needs: int = 1
 
     def estimate(self, wide: np.ndarray) -> Estimate:
         """The number of an array, see ``paired``, and its interval.
@@ -135,12 +137,12 @@ def lead_interval(wide: np.ndarray) -> tuple[float, float]:
 
 MEAN = Statistic("mean", mean)
 MEAN_PER_CENT = Statistic("mean, %", mean_per_cent)
-RATIO = Statistic("ratio", median_ratio)
-PER_CENT = Statistic("per cent", gain_per_cent)
-DIFFERENCE = Statistic("difference", mean_difference)
-SHARE = Statistic("share", share_ahead)
-LEAD = Statistic("lead", least_lead, rival_by_rival=True)
-GAIN = Statistic("gain", difference_of_differences)
+RATIO = Statistic("ratio", median_ratio, needs=2)
+PER_CENT = Statistic("per cent", gain_per_cent, needs=2)
+DIFFERENCE = Statistic("difference", mean_difference, needs=2)
+SHARE = Statistic("share", share_ahead, needs=2)
+LEAD = Statistic("lead", least_lead, rival_by_rival=True, needs=2)
+GAIN = Statistic("gain", difference_of_differences, needs=4)
 
 
 def slope(at: Sequence[float]) -> Statistic:

@@ -59,6 +59,9 @@ def measured(claim: Measured, runs: pd.DataFrame) -> Estimate:
         wide = stats.paired(runs, claim.compare(runs), claim.methods)
     except ValueError as error:
         raise ValueError(f"{claim.name}: in {claim.recording.name} {error}") from error
+    except KeyError as error:
+        columns = ", ".join(map(str, runs.columns))
+        raise ValueError(f"{claim.name}: {claim.recording.name} has no column {error}, it has {columns}") from error
     return claim.statistic.estimate(wide)
 
 

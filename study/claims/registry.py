@@ -109,8 +109,12 @@ def claim(
         paper, name, says = told_by(compare)
         if len(given) != 1:
             raise ValueError(f"{paper}, {name}: one of above, below and within is the bound, got {given}")
-        if not methods:
-            raise ValueError(f"{paper}, {name}: there are no methods to compare")
+        if not isinstance(recording, Experiment | Heads):
+            raise ValueError(f"{paper}, {name}: recording is an object, experiments.X or HEADS, got {recording!r}")
+        if isinstance(methods, str) or not methods:
+            raise ValueError(f"{paper}, {name}: methods are names in a tuple, got {methods!r}")
+        if len(methods) < statistic.needs:
+            raise ValueError(f"{paper}, {name}: {statistic.name} compares {statistic.needs} methods, got {methods}")
         if statistic.at and len(statistic.at) != len(methods):
             raise ValueError(f"{paper}, {name}: a slope over {len(statistic.at)} numbers has {len(methods)} methods")
         if differs and not before:

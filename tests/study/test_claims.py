@@ -90,7 +90,10 @@ def test_a_claim_is_what_its_function_says(decorated):
     [
         ({"within": 1}, "one of above, below and within is the bound"),
         ({"above": None}, "one of above, below and within is the bound"),
-        ({"methods": ()}, "no methods"),
+        ({"methods": ()}, "methods are names in a tuple"),
+        ({"methods": "ptd"}, "methods are names in a tuple, got 'ptd'"),
+        ({"recording": "ptd"}, "recording is an object, experiments.X or HEADS, got 'ptd'"),
+        ({"statistic": stats.RATIO}, "ratio compares 2 methods"),
         ({"statistic": stats.slope([1, 2])}, "a slope over 2 numbers has 1 methods"),
         ({"differs": "the bound"}, "differs names an old row"),
         ({"function": lambda runs: runs["tau"]}, "docstring's first paragraph"),
@@ -436,3 +439,9 @@ print(read())
 """
     done = subprocess.run([sys.executable, "-c", watch], cwd=files.DATA.parent, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["[]", "['heads_by_prompt.csv']"], done.stderr
+
+
+def test_a_column_that_is_not_there_is_told_with_the_claim(runs):
+    one = replace(claims.of_paper("dynatree")["faster_than_plain"], compare=lambda runs: runs["tua"])
+    with pytest.raises(ValueError, match="faster_than_plain: dynatree has no column 'tua', it has"):
+        claims.measured(one, runs)

@@ -75,6 +75,7 @@ def test_names_are_told_apart_by_what_they_name():
     [
         ({}, "a method has one of generate, head and drafter"),
         ({"generate": {}, "head": "edd", "grow": chain(3)}, "a method has one of generate, head and drafter"),
+        ({"drafter": ProgressiveDrafter}, r"drafter is a function of the pair: Alone\(ProgressiveDrafter\)"),
         ({"head": "edd"}, "a head needs a growth rule, and a growth rule a head"),
         ({"drafter": ptd(), "grow": chain(3)}, "a head needs a growth rule, and a growth rule a head"),
         ({"drafter": ptd(), "look_up": ngrams()}, "look_up is merged into a head's tree"),
