@@ -99,7 +99,8 @@ def asked(monkeypatch, columns=None):
 def record_one(folder, monkeypatch, columns=None):
     """A recording of one block without a model."""
     asked(monkeypatch, columns)
-    return experiments.record("ptd_alike", only=["rag-05"], folder=folder)
+    plan = claims.planned("ptd_alike")
+    return experiments.record("ptd_alike", only=["rag-05"], folder=folder, plan=plan)
 
 
 def lines(path):
