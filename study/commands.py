@@ -1,4 +1,7 @@
-"""What the commands of ``python -m study`` do, given their options. Each returns a table, whose failures end it."""
+"""What the commands of ``python -m study`` do, given their options.
+
+Each returns a table; where rows of it failed, ``__main__`` names them and exits with 1.
+"""
 
 import multiprocessing
 import os
@@ -98,6 +101,15 @@ def raced(options: Namespace) -> dict[str, Method]:
     return {name: methods.method(name, **changes) for name in options.methods}
 
 
+TIMED = (experiments.RACE_CELL, experiments.CURVES_CELL, experiments.SHAPES_CELL)  # whose seconds are read
+
+
+def check_alone(wanted: Experiment, options: Namespace) -> None:
+    """ValueError on several processes of one machine where seconds are measured."""
+    if wanted.cell in TIMED and options.workers > 1:
+        raise ValueError(f"--workers {options.workers}: seconds are measured, for which a machine has to be alone")
+
+
 def check_kernels(options: Namespace) -> None:
     """ValueError on a dtype that is none, or one that cannot be packed here where that was asked for."""
     dtype = options.dtype or models.fastest(models.device())[0]
@@ -175,6 +187,7 @@ def price(options: Namespace) -> pd.DataFrame:
 
 def measured(wanted: Experiment, options: Namespace) -> pd.DataFrame:
     """An experiment that stands in no table, recorded in OUT.jsonl and shown."""
+    check_alone(wanted, options)
     wanted.check()  # blocks and heads that make no sense are told before anything is loaded
     if not options.scheduler:  # what cannot be loaded, or does not fit, is no failure of a method
         check_pair(wanted)
@@ -193,9 +206,9 @@ def measured(wanted: Experiment, options: Namespace) -> pd.DataFrame:
 def record(options: Namespace) -> pd.DataFrame:
     """Experiments by name, one after the other."""
     for name in options.names:  # names and prompts without sense are told before the first hour is spent
-        experiments.chosen(name, options.prompts)
+        check_alone(experiments.chosen(name, options.prompts), options)
     tables = []
-    how = {"only": options.prompts, "retry": options.retry}
+    how = {"only": options.prompts, "retry": options.retry, "command": provenance.command("study")}
     with executors(options) as executor:
         for name in options.names:
             table = experiments.record(name, executor=executor, plan=planned(name), **how)
@@ -207,17 +220,20 @@ def record(options: Namespace) -> pd.DataFrame:
 
 def gpu(options: Namespace) -> pd.DataFrame:
     """The experiments that a GPU is asked, one after the other, what they say, and a forecast at the papers' scale."""
+    folder = Path(options.out) if options.out else experiments.RESULTS
     tables = {}
     for name, wanted in experiments.TABLE.items():
         if name.startswith("gpu_"):
             print(f"\n{name} on {provenance.facts('')['device']}", flush=True)
             plan = planned(name)
-            tables[name] = experiments.record(name, folder=Path(options.out), retry=options.retry, plan=plan)
+            how = {"folder": folder, "retry": options.retry, "command": provenance.command("study")}
+            tables[name] = experiments.record(name, plan=plan, **how)
             show(wanted, tables[name])
     shapes = tables["gpu_shapes"]
-    if not (shapes["status"] == "failed").any():
+    raced = tables["gpu_race"]
+    if (raced["status"] == "ok").any() and not (shapes["status"] == "failed").any():
         print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")
-        print(prices.forecast(tables["gpu_race"], shapes[shapes["graphs"]]).round(2).to_string())
+        print(prices.forecast(raced, shapes[shapes["graphs"]]).round(2).to_string())
     return pd.concat(tables.values())
 
 

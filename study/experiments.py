@@ -21,7 +21,7 @@ n-grams' defaults, once tuned on all own prompts). Minutes are estimates on two 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -108,15 +108,28 @@ class Experiment:
         return [{**self.settings, **block} for block in grid(**axes)]
 
     def heads(self) -> set[str]:
-        """The trained heads that its blocks use: those of its methods, or those by name.
+        """The trained heads that its blocks use: those named in its settings, or those of its methods.
 
-        Where methods are measured, a head by name takes the place of theirs: see ``methods.method``.
+        Where methods are measured, a head by name takes the place of theirs (see ``methods.method``), but not of that
+        of the plain method.
         """
+        own = self.settings.get("head", "")
         if "methods" not in self.settings:
-            return {*self.settings.get("heads", ()), *self.over.get("head", ())} - {"pair"}
-        names = [*self.settings["methods"], self.settings.get("control"), self.settings.get("plain")]
-        other = self.settings.get("head", "")
-        return {_head_of(name, other) for name in names if name} - {None, "pair"}
+            return {own, *self.settings.get("heads", ()), *self.over.get("head", ())} - {"", "pair"}
+        measured = [*self.settings["methods"], self.settings.get("control", "")]
+        used = {self._head_of(name, own) for name in measured if name}
+        plain = self.settings.get("plain", "")
+        if plain:
+            used.add(self._head_of(plain, ""))
+        return used - {None, "pair"}
+
+    def _head_of(self, name: str, own: str) -> str | None:
+        """The trained head that a method drafts with; the assistant's is the vdm, unless the pair has a draft model."""
+        made = method(name, head=own)
+        if not made.assistant:
+            return made.head
+        _, draft = models.PAIRS.get(self.settings.get("pair", models.EMBEDDED), (None, None))
+        return "vdm" if draft is None else None
 
     def folder(self) -> Path | None:
         """The folder from which its target is loaded, if it is one of a reader's own."""
@@ -156,15 +169,6 @@ class Experiment:
         """
         options = {"command": command, "heads": self.hashes(), "executor": executor, "retry": retry, "plan": plan}
         return run(self.cell.name, self.cell.measure, self.blocks(), file, **options)
-
-
-def _head_of(name: str, own: str) -> str | None:
-    """The trained head that a method drafts with; transformers' assistant is the vdm, unless its pair has its own.
-
-    own: the head that drafts in place of the method's.
-    """
-    made = method(name, head=own)
-    return "vdm" if made.assistant else made.head
 
 
 def folder_hash(folder: Path) -> str:
@@ -761,16 +765,16 @@ def record(
     folder: Path = RESULTS,
     executor: Executor | None = None,
     retry: bool = False,
-    plan: str = "",
+    command: str = "",
+    plan: str,
 ) -> pd.DataFrame:
     """Record what an experiment lacks; the table of all its blocks.
 
-    only: see ``chosen``. plan: hashes of the claims that will judge it, ``claims.planned(name)``, which the command
-    line hands in; each block carries them.
+    only: see ``chosen``. command: what was typed, kept with every block. plan: hashes of the claims that will judge it,
+    ``claims.planned(name)``; each block carries them.
     """
     some = chosen(wanted, only)
-    workers = f" --workers {executor._max_workers}" if isinstance(executor, ProcessPoolExecutor) else ""
-    return some.measure(_file(some, folder), f"python -m study record {some.name}{workers}", executor, retry, plan)
+    return some.measure(_file(some, folder), command or f"python -m study record {some.name}", executor, retry, plan)
 
 
 def _file(wanted: Experiment, folder: Path) -> Path:

@@ -73,18 +73,35 @@ class Method:
         if isinstance(self.drafter, type):
             name = self.drafter.__name__
             raise ValueError(f"drafter is a function of the pair: Alone({name}), or lambda pair: {name}(…)")
-        if (self.head is None) != (self.grow is None):
-            raise ValueError(f"a head needs a growth rule, and a growth rule a head, got {self}")
-        if self.look_up is not None and self.head is None:
-            raise ValueError(f"look_up is merged into a head's tree: without a head it is a drafter, got {self}")
-        if self.generate is not None and self.forwards != USUAL:
-            raise ValueError(f"forwards of transformers' own methods are run as transformers runs them, got {self}")
         if self.forwards not in (USUAL, IN_GRAPHS, INVARIANT):
             raise ValueError(f"forwards are {USUAL}, {IN_GRAPHS} or {INVARIANT}, got {self.forwards!r}")
         if not self.temperature > 0:
             raise ValueError(f"a head's temperature is above 0, got {self.temperature}")
+        self._check_theirs()
+        self._check_head()
+
+    def _check_theirs(self) -> None:
+        """ValueError on what transformers' generate cannot have, or it alone."""
+        if self.assistant and self.generate is None:
+            raise ValueError(f"assistant belongs to generate, got {self}")
+        if self.generate is None:
+            return
+        if self.forwards != USUAL:
+            raise ValueError(f"forwards of transformers' own methods are run as transformers runs them, got {self}")
+        if self.window is not None:
+            raise ValueError(f"window belongs to methods of ours, got {self}")
+
+    def _check_head(self) -> None:
+        """ValueError on what only a head's tree can have."""
+        if (self.head is None) != (self.grow is None):
+            raise ValueError(f"a head needs a growth rule, and a growth rule a head, got {self}")
         if self.head is not None:
             self._check_tree()
+            return
+        if self.look_up is not None:
+            raise ValueError(f"look_up is merged into a head's tree: without a head it is a drafter, got {self}")
+        if self.drawn is not Drawn.POINT or self.temperature != 1.0:
+            raise ValueError(f"drawn and temperature belong to a head's tree, got {self}")
 
     def _check_tree(self) -> None:
         """ValueError unless a tree may grow so, be drawn so, and take what is looked up."""
@@ -358,8 +375,12 @@ def build(
     made: Method, pair: models.Pair, draft: DraftModel | None = None, prices: tuple[Sequence, Sequence] | None = None
 ) -> Drafter:
     """The drafter of a method of ours. draft: its draft model, if it is loaded already; prices: what Auto is told."""
+    if not made.ours:
+        raise ValueError(f"build makes drafters of methods of ours, got {made}")
     if made.drafter is not None:
         return made.drafter(pair)
+    if isinstance(made.grow, Auto) and prices is None:
+        raise ValueError("Auto needs prices, seconds of forwards: study.measure.loading.machine measures them")
     if draft is None:
         draft = draft_model(made.head, pair, 0, made.temperature)
     other = made.look_up(pair) if made.look_up is not None else None

@@ -58,6 +58,8 @@ def branches(draft: Draft, tail: int | None = None) -> list[tuple[int, ...]]:
 
 def repeated(draft: Draft) -> float:
     """Share of auxiliary nodes whose token stands behind the same token elsewhere in the tree: work done twice."""
+    if draft.auxiliary is None:
+        return 0.0
     tree, flags = draft.tree, draft.auxiliary.tolist()
     pairs = [(tree.token_list[tree.parent_list[i]], tree.token_list[i]) for i in range(1, len(tree)) if flags[i]]
     return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0

@@ -1,7 +1,8 @@
 """Prices: what forwards cost by their size, what a step or a run costs by its counts, and forecasts made of these.
 
-Three kinds. ``Prices`` are flat, in target calls: so much a draft forward, so much a verified node. A ``Curve`` gives
-seconds by the number of nodes, as measured. ``roofline`` is what a machine's bandwidth and arithmetic allow on paper.
+``Prices`` are flat, in target calls: so much a draft forward, so much a verified node. A ``Curve`` gives seconds by the
+number of nodes, as measured, and ``Costs`` are two of them, the target's and the draft's. ``roofline`` is what a
+machine's bandwidth and arithmetic allow on paper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,8 @@ def predicted(race: pd.DataFrame, target: Curve, drafts: Mapping[str, Curve], *,
     forwards were slower than on the curves. prefill: add what generate's first forward took to every run. Repetitions
     are matched with their own baseline.
     """
+    if not (race["method"] == "generate").any():
+        raise ValueError(f"a forecast is over 'generate', got only {', '.join(race['method'].unique())}")
     at = ["prompt", "repetition"] if "repetition" in race else ["prompt"]
     owner = {name: head_of(name) for name in race["method"].unique()}
     drafted = []
@@ -129,6 +132,8 @@ def forecast(race: pd.DataFrame, curves: pd.DataFrame) -> pd.Series:
     curves: of ``measure.forwards.shapes_block``. A forecast: no text was written at these prices, and what is done
     between forwards is left out. A vdm costs what the draft model does, any other head what EAGLE does.
     """
+    if curves.duplicated(["model", "nodes"]).any():
+        raise ValueError("curves has several prices of one model and size: choose those with or without graphs")
     price = {name: part.set_index("nodes")["median"].to_dict() for name, part in curves.groupby("model")}
     owners = {head_of(name) for name in race["method"].unique()} - {None}
     drafts = {head: price["pair" if head in ("vdm", "pair") else "eagle"] for head in owners}

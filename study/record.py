@@ -292,9 +292,16 @@ def _cut_torn_block(file: Path) -> None:
     os.truncate(file, whole)
 
 
+def _plain(value: object) -> object:
+    """A number of numpy as Python's own; TypeError on what JSON cannot hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a row holds a {type(value).__name__}, which JSON cannot: {value!r}")
+
+
 def _append(file: Path, lines: Sequence[Mapping]) -> None:
     """Add lines, all of them or nothing: where the disk is full the file is as it was (OSError)."""
-    texts = [json.dumps(line, ensure_ascii=False, default=lambda value: value.item()) for line in lines]
+    texts = [json.dumps(line, ensure_ascii=False, default=_plain) for line in lines]
     data = "".join(f"{text}\n" for text in texts).encode()
     size = file.stat().st_size if file.exists() else 0
     try:
@@ -421,6 +428,7 @@ def _measured(measure: Callable, arguments: Settings) -> Outcome:
         found = measure(**arguments)
         rows = [found] if isinstance(found, Mapping) else list(found)
         _check_columns(rows)
+        json.dumps(rows, default=_plain)  # what cannot be written is this block's error, and the others go on
         return Outcome(rows, "", machine)
     except Exception as error:
         return Outcome((), _words(error), machine)

@@ -20,12 +20,14 @@ from training.writing import Dialogue
 class Recipe:
     """How a head is trained.
 
-    kind, hidden_layer, count: the module (``heads.modules``); fused: how deep in the target the states lie that an
-    eagle3 reads. loss_function, loss_options: its loss (``losses``) and that loss's options. parent: the head it goes
-    on from. epochs, lr: at most so many passes, and the peak of the learning rate; batch: padded tokens a step, at
-    most. tokens: of both corpora, taken in turns, the dialogues up to so many answer tokens (0: all of them). roots: so
-    many rows of a dialogue carry what is drafted below them, the same for all heads of one number (0: every row);
-    trees: the width of the target-built trees at these roots.
+    The module: kind, hidden_layer and count, see ``heads.modules``; fused: the depths, as shares of the target, of the
+    states that an eagle3 reads. parent: the head that training goes on from.
+    The loss: loss_function, one of ``losses``, and loss_options, its options.
+    The schedule: epochs, at most so many passes; lr, the peak of the learning rate; batch, padded tokens a step at
+    most; seed.
+    The text: tokens, dialogues of both corpora in turns until they hold at least so many answer tokens (0: all).
+    Drafts in training: roots, so many rows of a dialogue carry what is drafted below them, the same rows for all heads
+    with this number (0: every row); trees, the width of the trees that the target builds there.
     """
 
     kind: str
@@ -130,5 +132,5 @@ def named(name: str) -> Recipe:
     """A recipe by name, "edd_no_kl", or with another seed than 0, "edd_no_kl-1"; ValueError if there is none."""
     bare, dash, seed = name.partition("-")
     if bare not in TABLE or (dash and not seed.isdigit()):
-        raise ValueError(f"unknown head {name!r}: known are {', '.join(TABLE)}, and each with a seed, {bare}-1")
+        raise ValueError(f"unknown head {name!r}: known are {', '.join(TABLE)}, another seed is NAME-1, as in vdm-1")
     return replace(TABLE[bare], seed=int(seed or 0))

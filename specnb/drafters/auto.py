@@ -49,6 +49,8 @@ class AutoDrafter:
         for name, prices in {"target": self.target, "call": self.call}.items():
             if not prices.min() > 0:
                 raise ValueError(f"prices are seconds above 0, got {prices.tolist()} for {name}")
+        if other is not None and not isinstance(other, RetrievalDrafter):
+            raise ValueError(f"other must give its paths probabilities, as RetrievalDrafter does, got {other!r}")
         self.search = Salf(len(self.target), beam, 0.0, width, fill=True)
         # a draft forward's price, and that of one node a row
         self.more = self.call + (self.target[-1] - self.target[0]) / (len(self.target) - 1) * np.arange(1, beam + 1)

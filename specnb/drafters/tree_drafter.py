@@ -30,14 +30,26 @@ class TreeDrafter:
     reach = 0
 
     def __init__(self, draft_model: DraftModel, growth: Growth, drawn: Drawn = Drawn.POINT):
-        if growth.prunes and drawn is not Drawn.POINT:
+        self.draft_model = draft_model
+        self.drawn = drawn
+        self.growth = growth
+        self.hidden_layers = draft_model.hidden_layers
+        self.vocabulary = None  # where the draft names its tokens' ids
+        if draft_model.ids is None:
+            self.vocabulary = getattr(draft_model, "columns", None)
+
+    @property
+    def growth(self) -> Growth:
+        return self._growth
+
+    @growth.setter
+    def growth(self, rule: Growth) -> None:
+        if rule.prunes and self.drawn is not Drawn.POINT:
             raise ValueError(
-                f"{type(growth).__name__} drops nodes by their value: a tree drawn {drawn.name} would be biased "
+                f"{type(rule).__name__} drops nodes by their value: a tree drawn {self.drawn.name} would be biased "
                 f"by that, use drawn=Drawn.POINT"
             )
-        self.draft_model, self.growth, self.drawn = draft_model, growth, drawn
-        self.hidden_layers = draft_model.hidden_layers
-        self.vocabulary = getattr(draft_model, "columns", None) if draft_model.ids is None else None
+        self._growth = rule
 
     def begin(self, prefix, warp, hidden) -> None:
         self.warp = Warp() if self.drawn is Drawn.POINT else warp

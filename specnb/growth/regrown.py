@@ -104,7 +104,8 @@ class Together(Growth):
     """Everything that any of several rules would draft, k children to a node: one recording to replay them all.
 
     Near a text's end trees go less deep. That only shortens rules that go level by level; others then choose other
-    nodes: those they would with ``left`` levels (``record`` sets it), or with any number of them, are drafted too.
+    nodes: those they would with ``left`` levels, or with any number of them, are drafted too. left: how many levels
+    there are before the text ends; whoever records sets it at each step.
     """
 
     rules: tuple[Growth, ...]
@@ -112,11 +113,12 @@ class Together(Growth):
     left: int | None = None
 
     def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
+        """The nodes whose children some rule still lacks: first with levels without end, then with few."""
         wanted = self._lacking(tree, scores, len(tree))
         if not wanted:
-            caps = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
-            for cap in caps:
-                wanted |= self._lacking(tree, scores, cap)
+            levels_left = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
+            for levels in levels_left:
+                wanted |= self._lacking(tree, scores, levels)
         return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
 
     def _lacking(self, tree: TokenTree, scores: np.ndarray, cap: int) -> set[int]:

@@ -2,9 +2,9 @@
 
 ``ptd``, ``traversal``, ``dynatree``, ``edd_pct`` and ``salf_talf`` have a function for each claim, under a decorator of
 ``registry`` that says where it stands in the paper and by which test it is judged. A measured claim's test is written
-before its recording is made: every recorded block carries the tests' hashes, and those that were converted from the
-second edition name their row of data/claims/PAPER.csv. ``judging`` judges; ``toys`` and ``in_print`` are what several
-papers' checks share.
+before its recording is made: every block that the command line records carries the tests' hashes; claims that were
+converted from the second edition name their row of data/claims/PAPER.csv. ``judging`` judges; ``toys`` and ``in_print``
+are what several papers' checks share.
 """
 
 from study.claims import dynatree, edd_pct, ptd, salf_talf, traversal

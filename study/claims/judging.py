@@ -79,17 +79,28 @@ def judge(claim: Claim, runs: pd.DataFrame | None = None) -> Judged:
     """The verdict on one claim. runs: the ``quantities`` of its recording, None until all of it is there."""
     if isinstance(claim, Checked):
         return judge_cases(claim)
-    if not isinstance(claim, Measured):
-        return Judged("not attempted")
-    of_heads = claim.recording is HEADS  # whose counts carry no hashes of tests
+    if isinstance(claim, Measured):
+        return judge_measured(claim, runs)
+    return Judged("not attempted")
+
+
+def judge_measured(claim: Measured, runs: pd.DataFrame | None) -> Judged:
+    """The verdict on a measured claim: where its interval lies."""
+    of_heads = claim.recording is HEADS
     if runs is None or (of_heads and HEADS.missing(claim.methods)):
         return Judged("not recorded", planned=when_planned(claim, []))
+    if of_heads:
+        plans = [""]  # counts of heads carry no hashes of tests
+        stale = HEADS.stale(claim.methods)
+    else:
+        plans = runs["plan"].unique().tolist()
+        stale = runs.attrs["stale"]
     found = measured(claim, runs)
     return Judged(
         verdict(found.low, found.high, claim.direction, claim.bound),
         value=claim.compare(runs).name,
-        planned=when_planned(claim, [""] if of_heads else runs["plan"].unique().tolist()),
-        stale=HEADS.stale(claim.methods) if of_heads else runs.attrs["stale"],
+        planned=when_planned(claim, plans),
+        stale=stale,
         ours=found.value,
         low=found.low,
         high=found.high,

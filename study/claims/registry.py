@@ -63,10 +63,11 @@ class Measured(Claim):
 
     @property
     def test(self) -> str:
-        """A hash of all that decides the verdict but the data: 16 hexadecimal digits.
+        """A hash of how the claim asks: 16 hexadecimal digits.
 
-        Of the recording's name, the methods, the statistic, the direction, the bound, and the function without its
-        name and docstring, with what it refers to in its module. Sentences may change.
+        Of the recording's name, the methods, the statistic's name, the direction, the bound, and the function without
+        its name and docstring, with what it refers to in its module. How quantities and statistics are computed is not
+        in it, and sentences may change.
         """
         statistic = [self.statistic.name, *map(str, self.statistic.at)]
         asked = [self.recording.name, *self.methods, *statistic, self.direction, str(float(self.bound))]
@@ -188,6 +189,9 @@ def spelt(function: FunctionType) -> list[str]:
 
 def planned(experiment: str) -> str:
     """The hashes of all tests on a recording, sorted, with spaces between; each block that is recorded carries them."""
-    tests = [one.test for claims in CLAIMS.values() for one in claims.values() if isinstance(one, Measured)
-             and one.recording.name == experiment]  # fmt: skip
-    return " ".join(sorted(tests))
+    hashes = []
+    for claims in CLAIMS.values():
+        for one in claims.values():
+            if isinstance(one, Measured) and one.recording.name == experiment:
+                hashes.append(one.test)
+    return " ".join(sorted(hashes))

@@ -80,5 +80,5 @@ def _sampled(name: str, pair: models.Pair, ids: Sequence[int], heat: float, seed
     options = {"max_new_tokens": 3, "temperature": heat, "seed": seed, "eos": (), "trace": "none"}
     with ALONE:
         drafter, _, recorded = built(made, pair, len(ids) + 3)
-        target = Target(pair.target, forwards=recorded)
+        target = Target(pair.target, window=made.window, forwards=recorded)
         return decode(target, drafter, made.verifier, ids, **options).tokens[:2]

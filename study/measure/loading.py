@@ -1,7 +1,7 @@
 """What is loaded or measured once a process: pairs, draft models, drafters of methods, this machine's prices."""
 
 import shlex
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import cache
 
 import numpy as np
@@ -52,9 +52,20 @@ def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
     return model
 
 
-@cache
+def lent_assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
+    """The assistant's weights in an object of its own: generate may keep in it what it learnt from a text."""
+    lent = copy(assistant(pair, packed))
+    lent.generation_config = deepcopy(lent.generation_config)
+    return lent
+
+
 def draft_model(head: str, pair: models.Pair, capacity: int, temperature: float = 1.0) -> DraftModel:
     """``methods.draft_model``, once per process."""
+    return _draft_model(head, pair, capacity, temperature)  # one spelling: a cache tells defaults from arguments
+
+
+@cache
+def _draft_model(head: str, pair: models.Pair, capacity: int, temperature: float) -> DraftModel:
     return methods.draft_model(head, pair, capacity, temperature)
 
 
@@ -82,7 +93,6 @@ def check_fit(name: str, made: Method, pair: models.Pair, packed: bool = False) 
         raise ValueError(f"{name!r} does not fit {pair.name}: {reason}. Without a trained head race {free}") from error
 
 
-@cache
 def capacity_for(tokens: int) -> int:
     """Places that a cache of recorded forwards needs for a text of so many tokens: a multiple of 256."""
     needed = tokens + max(SIZES)
@@ -122,26 +132,26 @@ def measured_behind(pair: models.Pair, wanted: int | None = None) -> int:
     return wanted
 
 
-TARGET_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # nodes at which ``machine`` measures
+PRICED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # nodes at which ``machine`` measures, of target and draft
 
 
 @cache
 def machine(pair: models.Pair, head: str, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """What Auto is told: seconds of a target forward over 1 to 32 nodes, and of a draft forward over 1 to 8.
 
-    Ten sizes are measured, five times each, behind 300 tokens, or as many as the contexts have room for, and recorded
-    forwards for texts of so many tokens; more nodes cost no less than fewer, whatever a clock says.
+    Each of PRICED_SIZES is measured five times behind PREFIX tokens, or fewer where a context or the cache of forwards
+    in graphs (capacity, 0 for none) has no room. Between the sizes prices are linear, and they never fall with size.
     """
     prefix = measured_behind(pair)
     if capacity:
-        prefix = min(prefix, capacity - 80)
+        prefix = min(prefix, capacity - 80)  # room for two trees of 32 nodes, and 16 places more
     drafts = {head: draft_model(head, pair, capacity)}
-    rows = curves(pair.target, drafts, prefix, 5, TARGET_SIZES, bool(capacity))
+    rows = curves(pair.target, drafts, prefix, 5, PRICED_SIZES, bool(capacity))
     medians = pd.DataFrame(rows).set_index(["model", "nodes"])["median"]
     return _rising(medians["target"], 32), _rising(medians[head], 8)
 
 
 def _rising(medians: pd.Series, most: int) -> np.ndarray:
-    """Seconds over 1 to most nodes, from medians at TARGET_SIZES: rising, and linear between these."""
+    """Seconds over 1 to most nodes, from medians at PRICED_SIZES: rising, and linear between these."""
     seconds = isotonic_regression(medians.to_numpy()).x
-    return np.interp(range(1, most + 1), TARGET_SIZES, seconds)
+    return np.interp(range(1, most + 1), PRICED_SIZES, seconds)

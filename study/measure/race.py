@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from copy import copy, deepcopy
 from dataclasses import dataclass
 
 import pandas as pd
@@ -22,7 +21,7 @@ from specnb.decode import Step, now, steps
 from specnb.models import files, generate, prompts
 from specnb.target import Target
 from study.measure.clock import ALONE, recorded_as_asked
-from study.measure.loading import assistant, built, loaded
+from study.measure.loading import built, lent_assistant, loaded
 from study.methods import Method, method
 
 PHASES = ("draft", "target", "verify", "commit")
@@ -68,14 +67,17 @@ def timed(
     whole: bool = False,
     packed: bool = False,
 ) -> dict[str, object]:
-    """One timed run of a method, ours or transformers' own: counts, seconds and the text; columns of ROW.
+    """One timed run of a method, ours or transformers' own: counts, seconds and the text, as columns of ROW.
 
-    seconds: the whole run. prefill: until the first token (all of the first step); draft, target, verify, commit:
-    seconds of the later steps; drafting: those spent in the draft model's forwards. nodes: drafted in all steps, of
-    which auxiliary ones only rode along; hits: steps with a candidate; depth: sum of the trees' depths. trees,
-    frontiers: sizes of the target's and the draft's forwards, [[1, 3], [12, 40]] for three over one node and forty
-    over twelve. text: a hash of the tokens; ids: the tokens themselves. On a GPU only seconds waits until all is done:
-    phases and drafting count what is queued where the host has to wait for it.
+    seconds: the whole run. prefill: of ours the whole first step, of transformers' the target's first forward. draft,
+    target, verify, commit: seconds of the later steps; transformers' verify and commit are not told apart (0).
+    drafting: seconds in the draft model's forwards, of ours those of later steps, of transformers' all but the first.
+    nodes: drafted in all steps; auxiliary: those among them that only rode along. hits: steps with at least one
+    candidate. depth: the sum of the trees' depths. trees, frontiers: sizes of the target's and the draft's forwards;
+    [[1, 3], [12, 40]] are three forwards over one node and forty over twelve. text: a hash of the tokens. ids: the
+    tokens. whole: end tokens are text. packed: whether transformers' assistant has packed weights.
+
+    On a GPU only seconds waits until all is done; the other times count up to where the host has to wait.
     """
     with ALONE, recorded_as_asked():
         if made.ours:
@@ -187,8 +189,7 @@ def _theirs(
         options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     drafting = None
     if made.assistant:
-        drafting = copy(assistant(pair, packed))  # the same weights; generate may keep in it what it learnt from a text
-        drafting.generation_config = deepcopy(drafting.generation_config)
+        drafting = lent_assistant(pair, packed)
         options["assistant_model"] = drafting
     torch.manual_seed(seed)
     with Watched(pair.target) as target, Watched(drafting) as draft:

@@ -12,7 +12,7 @@ from specnb.exact.gallery import Unpositioned
 from specnb.models import files, generate, prompts
 from specnb.target import Target
 from study.measure.clock import ALONE, recorded_as_asked
-from study.measure.loading import built, loaded
+from study.measure.loading import built, lent_assistant, loaded
 from study.methods import method
 
 NEAR_TIE = 1e-3  # logits; float32 noise over 30 layers is a hundredth of that, ordinary gaps are tenths and more
@@ -32,8 +32,9 @@ def texts_block(
 ) -> list[dict[str, object]]:
     """Greedy texts of methods of ours beside those of plain decoding, by the near-tie rule; one row a method.
 
-    equal: token by token; else first, the place where they part, and gap, that of the two largest logits there. same:
-    equal, or the gap is below rounding noise (NEAR_TIE). control: a method that also runs without position ids, which
+    equal: token by token; else first, the place where they part (None if one text is the beginning of the other), and
+    gap, that of the two largest logits there. same: equal, or the gap is below rounding noise (NEAR_TIE) and the two
+    texts hold the two likeliest tokens there. control: a method that also runs without position ids, which
     should part. The near-tie rule is float32's: in another dtype texts are equal or they are not. head, softened and
     forwards change the methods, see ``methods.method``.
     """
@@ -61,7 +62,12 @@ def greedy_text(
     """
     made = method(name, **changes)
     if not made.ours:
-        return tuple(generate(pair, ids, length, whole=True, **made.generate))
+        if not positions:
+            raise ValueError(f"a control runs in our loop, without position ids: {name!r} is transformers' own")
+        options = dict(made.generate)
+        if made.assistant:
+            options["assistant_model"] = lent_assistant(pair, packed=False)
+        return tuple(generate(pair, ids, length, whole=True, **options))
     kind = Target if positions else Unpositioned
     with ALONE:
         drafter, _, recorded = built(made, pair, len(ids) + length)

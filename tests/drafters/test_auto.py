@@ -6,7 +6,7 @@ from tiny import llama, near_copy, tau
 
 from specnb import growth, verifiers
 from specnb.decode import decode, steps
-from specnb.drafters import AutoDrafter, CausalLMDraft, RetrievalDrafter, TreeDrafter
+from specnb.drafters import AutoDrafter, CausalLMDraft, NgramDrafter, RetrievalDrafter, TreeDrafter
 from specnb.target import Target
 
 PROMPT = [7, 30, 12, 5, 7, 30]
@@ -20,7 +20,9 @@ def written(target, call, *, model=None, draft=None, other=None, tokens=60, temp
     """A text and the drafter that wrote it."""
     model = model or llama()
     calls = call if isinstance(call, list) else [call] * 4
-    drafter = AutoDrafter(CausalLMDraft(draft or near_copy(model)), target, calls, other and RetrievalDrafter())
+    drafter = AutoDrafter(
+        CausalLMDraft(draft or near_copy(model)), target, calls, RetrievalDrafter() if other else None
+    )
     options = {"max_new_tokens": tokens, "temperature": temperature, "eos": ()}
     return decode(Target(model), drafter, verifiers.by_draw, PROMPT, **options), drafter
 
@@ -128,3 +130,10 @@ def test_what_is_learnt_follows_from_the_steps_alone(other):
         sums = 0.98 * sums + 0.02 * first + np.array(new)
     np.testing.assert_allclose(drafter.sums, sums)
     assert (looked_up > 0) == other
+
+
+def test_a_look_up_without_probabilities_is_refused():
+    """n-grams give none: it would fail in the middle of a race."""
+    draft = CausalLMDraft(llama())
+    with pytest.raises(ValueError, match="other must give its paths probabilities, as RetrievalDrafter does"):
+        AutoDrafter(draft, range(1, 9), [0.1, 0.2], NgramDrafter())

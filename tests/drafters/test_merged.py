@@ -194,3 +194,12 @@ def test_a_draft_without_sources_is_refused():
     drafter = Handed(TreeDrafter(CausalLMDraft(llama(1)), growth.chain(2)), lambda draft: replace(draft, sources=None))
     with pytest.raises(ValueError, match="which nodes the draft model grew: hand its sources on"):
         decode(Target(TINY), drafter, verifiers.greedy, PROMPT, max_new_tokens=8)
+
+
+def test_a_drawn_tree_may_not_be_pruned_by_a_later_rule_either():
+    """A rule may be set between steps: the ban on dropping drawn nodes holds there, too."""
+    drafter = TreeDrafter(CausalLMDraft(TINY), growth.chain(2), Drawn.SWOR)
+    with pytest.raises(ValueError, match="Eagle2 drops nodes by their value: a tree drawn SWOR would be biased"):
+        drafter.growth = growth.Eagle2(8, 3, 3)
+    drafter.growth = growth.kary(2, 2)
+    assert drafter.growth == growth.kary(2, 2)

@@ -23,7 +23,7 @@ CONTROL = "conversation-01"
 def forgotten():
     """Nothing of a tiny pair stays loaded."""
     yield
-    for cached in (loading.draft_model, loading.assistant, loading.machine, loading._graphs):
+    for cached in (loading._draft_model, loading.assistant, loading.machine, loading._graphs):
         cached.cache_clear()
 
 

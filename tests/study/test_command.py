@@ -29,7 +29,7 @@ def lab(smollm2, monkeypatch, tmp_path):
     """The command line on the float32 model, writing to tmp_path."""
     for module in MEASURING:
         monkeypatch.setattr(module, "loaded", lambda *_: smollm2)
-    loading.draft_model.cache_clear()
+    loading._draft_model.cache_clear()
     monkeypatch.setattr(race, "WARM", set())
 
     def call(*words: str) -> None:
@@ -165,6 +165,11 @@ def test_a_record_ends_with_a_word(monkeypatch, capsys):
         (("race", "generate", "--tokens", "many"), "argument --tokens: 'many' is no whole number"),
         (("race", "generate", "--repetitions", "-1"), "argument --repetitions: '-1' is no whole number"),
         (("race", "generate", "--workers", "1.5"), "argument --workers: '1.5' is no whole number"),
+        (("race", "generate", "--workers", "2", "--dtype", "float32"), "--workers 2: seconds are measured"),
+        (
+            ("record", "race", "--workers", "2"),
+            "--workers 2: seconds are measured, for which a machine has to be alone",
+        ),
         (("price", "--prefix", "0"), "argument --prefix: '0' is no whole number"),
         (
             ("race", "generate", "--temperature", "inf"),
@@ -232,7 +237,7 @@ def save_tiny(seed: int = 0, folder: str = "tiny", **changes) -> None:
 
 def forget() -> None:
     """A new process has nothing loaded."""
-    for cached in (loading._loaded, loading.draft_model, loading.assistant, loading.machine):
+    for cached in (loading._loaded, loading._draft_model, loading.assistant, loading.machine):
         cached.cache_clear()
     race.WARM.clear()
 

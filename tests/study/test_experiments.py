@@ -157,7 +157,7 @@ def test_what_no_claim_is_made_of_has_no_plan():
 
 def test_prompts_of_another_experiment_are_not_recorded(tmp_path):
     with pytest.raises(ValueError, match=r"rag-01 is no prompt of ptd_alike, whose prompts are own:5-10"):
-        experiments.record("ptd_alike", only=["rag:2"], folder=tmp_path)
+        experiments.record("ptd_alike", only=["rag:2"], folder=tmp_path, plan="")
     assert not list(tmp_path.iterdir())
 
 
@@ -362,9 +362,9 @@ def test_an_experiment_of_ones_own(tmp_path):
         "mine", cell, feeds=["03"], minutes=1, prompts=["own:1"], settings={"rules": [DynaTree(), Eagle2(12)]}
     )
     with ProcessPoolExecutor(1) as pool:
-        experiments.record(mine, folder=tmp_path, executor=pool)
+        experiments.record(mine, folder=tmp_path, executor=pool, plan="")
     table = experiments.recorded(mine, tmp_path)
-    assert set(table["command"]) == {"python -m study record mine --workers 1"}
+    assert set(table["command"]) == {"python -m study record mine"}
     assert set(table["rule"]) == {"DynaTree()", "Eagle2(total=12)"}
     assert experiments.missing(mine, tmp_path) == 0
     assert table.attrs["stale"] == ""

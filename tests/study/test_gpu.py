@@ -58,7 +58,7 @@ def test_a_method_whose_forwards_cannot_be_recorded_fails(name, monkeypatch):
 
     assert race.race_block("conversation-01", [name], length=6)[0]["status"] == "ok"
     loading._graphs.cache_clear()
-    loading.draft_model.cache_clear()
+    loading._draft_model.cache_clear()
     race.WARM.clear()
     monkeypatch.setattr(graphs, "taped", cannot)
     (row,) = race.race_block("conversation-01", [name], length=6)
@@ -93,7 +93,7 @@ def test_the_command_in_a_reduced_form(smollm2, monkeypatch, tmp_path, capsys):
         table = record.load(tmp_path / f"{name}.jsonl")
         assert set(table["status"]) == {"ok"}
         assert asked[name].cell.columns <= set(table)
-        assert table["command"].str.startswith("python -m study record gpu_").all()
+        assert table["command"].str.startswith("python -m study gpu --out").all()
         assert f"\n{name} on " in said
     assert record.load(tmp_path / "gpu_texts.jsonl").set_index("method").loc["undrafted, in graphs", "same"]
     assert {"eagle", "pair", "target"} == set(record.load(tmp_path / "gpu_shapes.jsonl")["model"])

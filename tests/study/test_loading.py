@@ -83,3 +83,9 @@ def test_what_needs_no_head_fits_any_pair():
     loading.check_fit("assistant", METHODS["assistant"], pair)
     with pytest.raises(ValueError, match="Without a trained head race 'pair-auto', 'n-gram tree'"):
         loading.check_fit("auto", METHODS["auto"], pair)
+
+
+def test_a_draft_model_is_loaded_once_however_it_is_asked_for():
+    pair = small()
+    assert loading.draft_model("pair", pair, 0) is loading.draft_model("pair", pair, 0, 1.0)
+    assert loading.draft_model("pair", pair, 0, 2.0) is not loading.draft_model("pair", pair, 0)

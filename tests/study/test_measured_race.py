@@ -27,7 +27,7 @@ BROKEN = Method(head="vdm", grow=kary(2, 2), drawn=Drawn.SWOR, verifier=verifier
 def one_model(smollm2, monkeypatch):
     """The float32 model that the tests have loaded stands for every pair."""
     monkeypatch.setattr(race, "loaded", lambda *_: smollm2)
-    loading.draft_model.cache_clear()
+    loading._draft_model.cache_clear()
     loading.assistant.cache_clear()
     monkeypatch.setattr(race, "WARM", set())
     return smollm2
@@ -195,7 +195,7 @@ def test_a_seed_gives_the_same_text_whatever_was_written_before(name, monkeypatc
     learning = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"}
     pair.draft.generation_config.update(**learning, assistant_confidence_threshold=0.0)
     monkeypatch.setattr(loading, "machine", lambda *_: (np.linspace(1, 2, 32), np.linspace(0.1, 0.2, 8)))
-    loading.draft_model.cache_clear()
+    loading._draft_model.cache_clear()
 
     def written(seed: int) -> tuple:
         row = race.timed(SEEDED[name], [3, 1, 4, 1, 5, 3, 1, 4], pair, length=24, temperature=1.0, seed=seed)

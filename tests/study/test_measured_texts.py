@@ -22,7 +22,7 @@ def one_model(smollm2, monkeypatch):
     """The float32 model that the tests have loaded stands for every pair."""
     monkeypatch.setattr(texts, "loaded", lambda *_: smollm2)
     monkeypatch.setattr(methods, "METHODS", METHODS | OWN)
-    loading.draft_model.cache_clear()
+    loading._draft_model.cache_clear()
     return smollm2
 
 
@@ -60,3 +60,17 @@ def test_live_tables_have_a_row_a_prompt_and_method():
     table = texts.texts(["conversation-01"], ["prompt lookup", "hass-salf-6"], length=8)
     assert table["method"].tolist() == ["prompt lookup", "hass-salf-6"]
     assert table["same"].all()
+
+
+@pytest.mark.model
+def test_the_assistant_drafts_in_texts_too(one_model, monkeypatch):
+    """Else its text would be plain decoding beside plain decoding."""
+    seen = []
+    plain = texts.generate
+    monkeypatch.setattr(texts, "generate", lambda *_, **options: seen.append(options) or plain(*_, **options))
+    ids = one_model.encode("Name three colours.")
+    assert texts.greedy_text("assistant", one_model, ids, 6) == texts.greedy_text("generate", one_model, ids, 6)
+    assert "assistant_model" in seen[0]
+    assert "assistant_model" not in seen[1]
+    with pytest.raises(ValueError, match="a control runs in our loop, without position ids: 'generate' is"):
+        texts.greedy_text("generate", one_model, ids, 6, positions=False)

@@ -77,6 +77,10 @@ def test_names_are_told_apart_by_what_they_name():
         ({"generate": {}, "head": "edd", "grow": chain(3)}, "a method has one of generate, head and drafter"),
         ({"drafter": ProgressiveDrafter}, r"drafter is a function of the pair: Alone\(ProgressiveDrafter\)"),
         ({"head": "edd"}, "a head needs a growth rule, and a growth rule a head"),
+        ({"head": "edd", "grow": chain(3), "assistant": True}, "assistant belongs to generate"),
+        ({"generate": {}, "window": Window(4, 252)}, "window belongs to methods of ours"),
+        ({"drafter": ptd(), "drawn": Drawn.IID}, "drawn and temperature belong to a head's tree"),
+        ({"drafter": ptd(), "temperature": 2.0}, "drawn and temperature belong to a head's tree"),
         ({"drafter": ptd(), "grow": chain(3)}, "a head needs a growth rule, and a growth rule a head"),
         ({"drafter": ptd(), "look_up": ngrams()}, "look_up is merged into a head's tree"),
         ({"generate": {}, "forwards": IN_GRAPHS}, "forwards of transformers' own methods are run as"),
@@ -202,3 +206,10 @@ def test_settings_without_sense_are_refused_by_the_drafter(build, message):
 def test_a_setting_that_a_drafter_has_not_is_refused():
     with pytest.raises(TypeError, match="width"):
         Alone(ProgressiveDrafter, {"width": 3})(None)
+
+
+def test_what_cannot_be_built_says_so():
+    with pytest.raises(ValueError, match="build makes drafters of methods of ours"):
+        methods.build(METHODS["generate"], None)
+    with pytest.raises(ValueError, match="Auto needs prices, seconds of forwards"):
+        methods.build(METHODS["auto"], None)

@@ -117,3 +117,7 @@ def test_alike_counts_steps_and_branches():
     assert found["branches"] == 2
     assert found["repeated"] == 0.25
     assert found["steps aligned 0.8"] == found["share aligned 0.8"] == 0.5
+
+
+def test_nothing_is_repeated_where_nothing_rides_along():
+    assert metrics.repeated(Draft(TREE)) == 0.0

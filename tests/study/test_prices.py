@@ -104,3 +104,11 @@ def test_a_forecast_by_hand():
     assert prices.forecast(race, curves).to_dict() == pytest.approx(
         {"generate": 1.0, "vdm-chain-3": 10 / (5 * 1.2 + 15 * 0.2), "hass-salf": 10 / (5 * 1.2 + 15 * 0.1)}
     )
+
+
+def test_a_forecast_without_its_baseline_or_at_two_prices_is_refused():
+    with pytest.raises(ValueError, match="a forecast is over 'generate', got only n-gram tree"):
+        prices.predicted(RACE[RACE["method"] == "n-gram tree"], {1: 1.0, 11: 2.0}, {})
+    curves = pd.DataFrame([("target", 1, 1.0), ("target", 1, 2.0)], columns=["model", "nodes", "median"])
+    with pytest.raises(ValueError, match="several prices of one model and size: choose those with or without graphs"):
+        prices.forecast(RACE.assign(status="ok"), curves)

@@ -434,3 +434,15 @@ def test_an_interrupted_run_says_what_is_kept(tmp_path):
     with pytest.raises(KeyboardInterrupt, match=r"2 of 4 blocks recorded in .*r\.jsonl; the same command goes on"):
         record.run("cell", measure, record.grid(depth=range(1, 5)), file)
     assert record.load(file)["v"].tolist() == [1, 2]
+
+
+def test_a_row_that_json_cannot_hold_is_that_blocks_error(tmp_path):
+    """The other blocks go on, and what numpy counts is written as a number."""
+
+    def odd(depth):
+        return {"depth": np.int64(depth), "found": {1, 2} if depth == 2 else 0}
+
+    table = record.run("cell", odd, record.grid(depth=(1, 2, 3)), tmp_path / "x.jsonl")
+    assert table["status"].tolist() == ["ok", "failed", "ok"]
+    assert "a row holds a set, which JSON cannot" in table["error"].tolist()[1]
+    assert record.load(tmp_path / "x.jsonl")["depth"].tolist() == [1, 2, 3]
