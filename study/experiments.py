@@ -31,7 +31,7 @@ import pandas as pd
 from specnb import heads, models
 from specnb.growth import EAGLE_25, Cape, DynaTree, Eagle2, OptTree, Pct, Salf, SpecExec, chain, kary
 from specnb.models import files, prompts
-from study import metrics
+from study.measure import branches, race, replays
 from study.measure.branches import alike_block
 from study.measure.forwards import curves_block, shapes_block
 from study.measure.laws import law_block
@@ -65,19 +65,14 @@ def _cell(name: str, measure: Callable[..., object], *columns: str) -> Cell:
     return Cell(name, measure, frozenset(columns))
 
 
-RACE_CELL = _cell(
-    "race", race_block, "method", "repetition", "order", "seconds", "tokens", "steps", "nodes", "auxiliary", "hits",
-    "depth", "prefill", "draft", "target", "verify", "commit", "drafting", "trees", "frontiers", "text", "ids",
-)  # fmt: skip
+RACE_CELL = _cell("race", race_block, *(name for name in race.ROW if name not in ("status", "error")))
 TEXTS_CELL = _cell("texts", texts_block, "method", "positions", "equal", "first", "gap", "same")
-RULES_CELL = _cell(
-    "rules", rules_block, "rule", "steps", "nodes", "forwards", "fed", "everywhere", "ranks", "chains"
-)  # fmt: skip
+RULES_CELL = _cell("rules", rules_block, *replays.COLUMNS)
 VERIFIERS_CELL = _cell("verifiers", verifiers_block, "head", "shape", "verifier", "steps", "tau", "given", "nodes")
 CURVES_CELL = _cell("curves", curves_block, "model", "nodes", "quartile", "median", "third quartile")
 SHAPES_CELL = _cell("shapes", shapes_block, "model", "nodes", "quartile", "median", "third quartile")
 LAW_CELL = _cell("law", law_block, "method", "heat", "outcomes", "p value")
-ALIKE_CELL = _cell("alike", alike_block, "method", "branches", "repeated", *metrics.ALIKE)
+ALIKE_CELL = _cell("alike", alike_block, *branches.COLUMNS)
 
 
 # ---- what an experiment is ------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ class Prices:
         drafting = self.call * counts["forwards"]
         if self.fed:
             drafting = drafting + self.fed * counts["fed"]
-        return (counts["tau"] / (self.target + drafting + self.node * nodes)).rename(f"speed at {self.name}")
+        found = speed(counts["tau"], drafting, nodes, call=1.0, node=self.node, target=self.target)
+        return found.rename(f"speed at {self.name}")
 
 
 def speed(tau, forwards, nodes, *, call: float, node: float, target: float = 1.0):

@@ -17,10 +17,9 @@ from specnb.models import files
 from study import experiments, methods, prices, replay
 from study.experiments import Experiment
 from study.measure.race import PHASES
-from study.measure.replays import RANKS
+from study.measure.replays import CHAINS, RANKS
 
 PRICE = 0.0369  # of a draft forward in target calls, where EDD's reliability by path is asked
-CHAINS = "chain"  # how replays call the row of the likeliest chains
 
 
 @dataclass(frozen=True)

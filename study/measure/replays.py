@@ -14,6 +14,7 @@ from study.replay import Recording, Turn
 
 COLUMNS = ("rule", "steps", "nodes", "forwards", "fed", "everywhere", "ranks", "chains")
 VCT = kary(3, 5)  # EDD's full tree, whose 363 nodes no other rule wants: it has a recording of its own
+CHAINS = "chain"  # how rows call that of the likeliest chains, which no rule has
 RANKS = 10  # places among siblings that are counted apart, the last with all lower ones
 
 
@@ -56,7 +57,7 @@ def rules_block(
         return _by_length(common, rules, lengths)
     rows = [_row(full if rule == VCT else common, rule) for rule in rules]
     chain = dict.fromkeys(rows[0], 0)
-    chain |= {"rule": "chain", "ranks": [], "chains": replay.chains(common or full)}
+    chain |= {"rule": CHAINS, "ranks": [], "chains": replay.chains(common or full)}
     return [*rows, chain]
 
 
