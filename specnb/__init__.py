@@ -2,18 +2,22 @@
 
 Every method is a tree that rides one target forward pass: a drafter proposes it, the target scores all of its
 nodes at once under an ancestor mask, a verifier elects a path and one more token, the cache keeps that path.
-The loop is the eight files beside this one; the rooms around it say in their __init__ what they hold.
+The loop is the eight files beside this one; the rooms around it say in their __init__ what they hold; ``one_call``
+puts them together for a newcomer: ``specnb.generate("Name three rivers.")``.
 Throughout, p is the target's distribution and q the draft's.
 """
 
 import os
-import sys
-from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
+if TYPE_CHECKING:
+    from specnb.one_call import Answer, custom_generate, generate
+
 __version__ = "0.1.0"
+__all__ = ["Answer", "cache_dir", "custom_generate", "generate"]
 
 
 def cache_dir() -> Path:
@@ -21,17 +25,10 @@ def cache_dir() -> Path:
     return Path(os.environ.get("SPECNB_CACHE") or platformdirs.user_cache_dir("specnb"))
 
 
-def late(room: str, **names: str):
-    """A room's __getattr__ and __dir__: the names each of its files gives it; a file is imported when first asked for.
+def __getattr__(name: str):
+    """The names of ``one_call``, imported when first asked for: torch and transformers take seconds."""
+    if name not in ("Answer", "custom_generate", "generate"):
+        raise AttributeError(f"module 'specnb' has no attribute {name!r}")
+    from specnb import one_call
 
-    So that a command line can be read, and its mistakes be told, before torch and transformers are there.
-    """
-    homes = {name: file for file, listed in names.items() for name in (file, *listed.split())}
-
-    def found(name: str):
-        if name not in homes:
-            raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        module = import_module(f"{room}.{homes[name]}")
-        return module if name == homes[name] else getattr(module, name)
-
-    return found, lambda: sorted({*vars(sys.modules[room]), *homes})
+    return getattr(one_call, name)

@@ -10,7 +10,7 @@ Commands, recordings and notebooks name methods by their keys in the table. Grow
 ``specnb.growth``; ``label`` is how recordings spell them, and nothing ever reads such a spelling back.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -18,6 +18,7 @@ from functools import cache
 from specnb import drafters, heads, models, verifiers
 from specnb.decode import Drafter, PlainDrafter, Verifier
 from specnb.drafters import AutoDrafter, DraftModel, MergedDrafter, TreeDrafter
+from specnb.drafters.seconds import ForwardSeconds
 from specnb.exact import gallery
 from specnb.growth import EAGLE_25, DynaTree, Eagle2, Growth, Pct, Salf, Static, chain, kary
 from specnb.models import Window, prompts
@@ -372,7 +373,7 @@ def draft_model(head: str, pair: models.Pair, capacity: int, temperature: float 
 
 
 def build(
-    made: Method, pair: models.Pair, draft: DraftModel | None = None, prices: tuple[Sequence, Sequence] | None = None
+    made: Method, pair: models.Pair, draft: DraftModel | None = None, prices: ForwardSeconds | None = None
 ) -> Drafter:
     """The drafter of a method of ours. draft: its draft model, if it is loaded already; prices: what Auto is told."""
     if not made.ours:
@@ -385,8 +386,7 @@ def build(
         draft = draft_model(made.head, pair, 0, made.temperature)
     other = made.look_up(pair) if made.look_up is not None else None
     if isinstance(made.grow, Auto):
-        target, call = prices
-        return AutoDrafter(draft, target, call, other)
+        return AutoDrafter(draft, prices.target, prices.draft, other)
     own = TreeDrafter(draft, made.grow, made.drawn)
     if other is None:
         return own

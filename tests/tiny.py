@@ -1,5 +1,6 @@
 """Tiny random models of three families, a tokenizer of bytes, and random trees: what engine tests run on."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -45,11 +46,12 @@ def llama(seed: int = 0, **changes) -> LlamaForCausalLM:
 
 def near_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
     """The target, a little disturbed: a draft that is right often enough."""
-    copy, generator = llama(), torch.Generator().manual_seed(0)
+    copied = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in copy.parameters():
+        for parameter in copied.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
-    return copy
+    return copied
 
 
 def qwen2(seed: int = 0, **changes) -> Qwen2ForCausalLM:

@@ -6,7 +6,16 @@ bits do not depend on the tree; ``windows`` evicts old tokens from a cache (Stre
 fetch, write and sign files.
 """
 
-from specnb import late
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors; at run time a file is imported when one of its names is first asked for, see below
+    from specnb.models import files, graphs, invariant, packing, pairs, prompts, provenance, windows
+    from specnb.models.graphs import Graphs
+    from specnb.models.invariant import Invariant
+    from specnb.models.packing import PackedLinear, pack
+    from specnb.models.pairs import Pair, check_name, device, dtype, fastest, generate, load_pair, quantised
+    from specnb.models.windows import Window
 
 EMBEDDED = "smollm2-135m"
 
@@ -22,7 +31,32 @@ PAIRS: dict[str, tuple[str, str | None]] = {
     "vicuna-7b": ("lmsys/vicuna-7b-v1.3", "double7/vicuna-68m"),  # EDD, EAGLE
 }
 
-__getattr__, __dir__ = late(
-    __name__, files="", prompts="", provenance="", graphs="Graphs", invariant="Invariant", packing="PackedLinear pack",
-    pairs="Pair check_name device dtype fastest generate load_pair quantised", windows="Window",
-)  # fmt: skip
+FILES = ("files", "graphs", "invariant", "packing", "pairs", "prompts", "provenance", "windows")
+HOMES = {  # public name → the file that has it
+    "Graphs": "graphs",
+    "Invariant": "invariant",
+    "PackedLinear": "packing",
+    "pack": "packing",
+    "Pair": "pairs",
+    "check_name": "pairs",
+    "device": "pairs",
+    "dtype": "pairs",
+    "fastest": "pairs",
+    "generate": "pairs",
+    "load_pair": "pairs",
+    "quantised": "pairs",
+    "Window": "windows",
+}
+
+
+def __getattr__(name: str):
+    """A file or one of its names. So a command line can be read, and its mistakes be told, before torch is there."""
+    if name in FILES:
+        return import_module(f"{__name__}.{name}")
+    if name in HOMES:
+        return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *FILES, *HOMES})

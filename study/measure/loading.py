@@ -4,22 +4,18 @@ import shlex
 from copy import copy, deepcopy
 from functools import cache
 
-import numpy as np
-import pandas as pd
-from scipy.optimize import isotonic_regression
 from transformers import PreTrainedModel
 
 from specnb import heads, models
 from specnb.decode import Drafter
-from specnb.drafters import DraftModel
+from specnb.drafters import DraftModel, seconds
+from specnb.drafters.seconds import PREFIX, ForwardSeconds, measured
 from specnb.models import Graphs, Invariant, generate
 from specnb.models.graphs import SIZES
 from specnb.target import Target, context_length
 from study import methods
-from study.measure.clock import curves
+from study.measure.clock import recorded_as_asked
 from study.methods import IN_GRAPHS, INVARIANT, Auto, Method
-
-PREFIX = 300  # tokens behind which forwards are measured
 
 
 def loaded(pair: str = models.EMBEDDED, dtype: str = "float32", packed: bool = False) -> models.Pair:
@@ -132,26 +128,19 @@ def measured_behind(pair: models.Pair, wanted: int | None = None) -> int:
     return wanted
 
 
-PRICED_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # nodes at which ``machine`` measures, of target and draft
-
-
 @cache
-def machine(pair: models.Pair, head: str, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """What Auto is told: seconds of a target forward over 1 to 32 nodes, and of a draft forward over 1 to 8.
+def machine(pair: models.Pair, head: str, capacity: int) -> ForwardSeconds:
+    """What Auto is told of this machine (``drafters.seconds.measured``), measured anew in each process.
 
-    Each of PRICED_SIZES is measured five times behind PREFIX tokens, or fewer where a context or the cache of forwards
-    in graphs (capacity, 0 for none) has no room. Between the sizes prices are linear, and they never fall with size.
+    Behind PREFIX tokens, or fewer where a context or the cache of forwards in graphs (capacity, 0 for none) has no
+    room.
     """
+    draft = draft_model(head, pair, capacity)
     prefix = measured_behind(pair)
-    if capacity:
-        prefix = min(prefix, capacity - 80)  # room for two trees of 32 nodes, and 16 places more
-    drafts = {head: draft_model(head, pair, capacity)}
-    rows = curves(pair.target, drafts, prefix, 5, PRICED_SIZES, bool(capacity))
-    medians = pd.DataFrame(rows).set_index(["model", "nodes"])["median"]
-    return _rising(medians["target"], 32), _rising(medians[head], 8)
-
-
-def _rising(medians: pd.Series, most: int) -> np.ndarray:
-    """Seconds over 1 to most nodes, from medians at PRICED_SIZES: rising, and linear between these."""
-    seconds = isotonic_regression(medians.to_numpy()).x
-    return np.interp(range(1, most + 1), PRICED_SIZES, seconds)
+    if not capacity:
+        return measured(Target(pair.target), draft, prefix, quiet=True)
+    largest = max(seconds.SIZES)
+    prefix = min(prefix, capacity - 2 * largest - 16)  # room for two trees, and 16 places more
+    with recorded_as_asked():
+        graphs = Graphs(pair.target, capacity=prefix + 2 * largest)
+        return measured(Target(pair.target, forwards=graphs), draft, prefix, quiet=True)

@@ -27,9 +27,9 @@ def test_prices_of_a_small_vocabulary_or_a_short_context(rows, context, monkeypa
         return original(target, tree)
 
     monkeypatch.setattr(Target, "forward", forward)
-    target, draft = loading.machine(pair, "pair", 0)
-    assert (len(target), len(draft)) == (32, 8)
-    assert min(*target, *draft) > 0
+    found = loading.machine(pair, "pair", 0)
+    assert (len(found.target), len(found.draft)) == (32, 8)
+    assert min(*found.target, *found.draft) > 0
     assert max(token for token, _ in seen) < rows
     assert {place for _, place in seen} <= {min(300, context - 1), min(300, context - 1) - 1}
 

@@ -169,8 +169,10 @@ def test_built_methods(smollm2):
     assert built["ptd, 2 children"].children == 2
     assert built["lookahead, window 3"].window == 3
     sized = Method(head="edd", grow=Auto(), look_up=Retrieval())
-    drafter = methods.build(sized, smollm2, prices=(range(1, 33), [0.1, 0.2]))
-    assert (type(drafter), drafter.call.tolist(), type(drafter.inner)) == (AutoDrafter, [0.1, 0.2], MergedDrafter)
+    drafter = methods.build(sized, smollm2, prices=ForwardSeconds(tuple(range(1, 33)), (0.1, 0.2)))
+    assert type(drafter) is AutoDrafter
+    assert drafter.draft_seconds.tolist() == [0.1, 0.2]
+    assert type(drafter.inner) is MergedDrafter
     with pytest.raises(ValueError, match="the pair smollm2-135m has no draft model of its own"):
         methods.build(METHODS["pair-chain-5"], smollm2)
     own = models.Pair("own", smollm2.target, smollm2.target, smollm2.tokenizer)
