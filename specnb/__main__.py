@@ -51,7 +51,7 @@ def main(words: list[str] | None = None) -> None:
     }
     try:
         pair = one_call.load(model, given.dtype)
-        choice = one_call.fastest(pair, anew=given.measure)
+        choice = one_call.fastest_drafter(pair, anew=given.measure)
         print()
         answer = one_call.generate(given.prompt, **settings, on_call=Printer())
         print("\n")

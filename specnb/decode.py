@@ -159,11 +159,13 @@ def steps(
             target.commit(verdict.path)
             hidden = {layer: rows[[0, *verdict.path]] for layer, rows in scores.hidden.items()}
             drafter.observe(draft, verdict.path, verdict.next_token, hidden, scores.logits)
+        accepted = [draft.tree.token_list[node] for node in verdict.path]
         tokens = []
-        for token in (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token):
+        for token in (*accepted, verdict.next_token):
             tokens.append(token)
             new.append(token)
-            if finish := _finished(new, max_new_tokens, eos, stop):
+            finish = _finished(new, max_new_tokens, eos, stop)
+            if finish:
                 break
         uniforms = tuple(verify_coins.uniforms)
         yield Step(index, start, draft, p, verdict, tuple(tokens), clock.take(), uniforms, finish)
@@ -258,9 +260,13 @@ def _check_kind(found: object, kind: type, whose: str) -> None:
 def _finished(new: list[int], limit: int, eos: frozenset[int], stop: Stop | None) -> str | None:
     if new[-1] in eos:
         return "eos"
-    if stop is not None and (why := stop(new)):
-        return why
-    return "length" if len(new) == limit else None
+    if stop is not None:
+        why = stop(new)
+        if why:
+            return why
+    if len(new) == limit:
+        return "length"
+    return None
 
 
 class Clock:
@@ -270,7 +276,8 @@ class Clock:
     """
 
     def __init__(self, profile: bool):
-        self.phases, self.now = {}, now if profile else time.perf_counter
+        self.phases: dict[str, float] = {}
+        self.now = now if profile else time.perf_counter
 
     @contextmanager
     def __call__(self, phase: str):
@@ -279,7 +286,8 @@ class Clock:
         self.phases[phase] = self.phases.get(phase, 0.0) + self.now() - began
 
     def take(self) -> dict[str, float]:
-        taken, self.phases = self.phases, {}
+        taken = self.phases
+        self.phases = {}
         return taken
 
 

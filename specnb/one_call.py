@@ -4,7 +4,7 @@
     answer = specnb.generate("Name three rivers.")
     print(answer.text, answer.calls)
 
-It stands above all rooms: it loads a pair (``models``), chooses a drafter (``fastest``) and runs the loop (``decode``).
+It stands above all rooms: it loads a pair (``models``), chooses a drafter (``fastest_drafter``) and runs the loop (``decode``).
 """
 
 import time
@@ -84,7 +84,7 @@ def generate(
     if a model cannot be fetched.
     """
     pair = load(model, dtype)
-    choice = fastest(pair)
+    choice = fastest_drafter(pair)
     ids = pair.encode(prompt, chat=chat)
     began = time.perf_counter()
     loop = steps(
@@ -190,7 +190,7 @@ def custom_generate(model: Pair | PreTrainedModel) -> Callable:
     A pair gets the drafter that ``generate`` gives it, any other model the n-gram tree; see ``hf.speculative`` for what
     is honoured.
     """
-    drafter = fastest(model).drafter if isinstance(model, Pair) else NgramDrafter()
+    drafter = fastest_drafter(model).drafter if isinstance(model, Pair) else NgramDrafter()
     return hf.speculative(drafter, verifiers.by_draw)
 
 
@@ -207,7 +207,7 @@ def _load(name: str, dtype: str | None) -> Pair:
 
 
 @cache
-def fastest(pair: Pair, *, anew: bool = False) -> Choice:
+def fastest_drafter(pair: Pair, *, anew: bool = False) -> Choice:
     """The fastest drafter for a pair, once a process.
 
     With a draft model (the checkout's trained head, for the embedded target; a pair's own) it is ``AutoDrafter``, sized

@@ -190,9 +190,7 @@ def of_model(forwards: Forwards | None, model: nn.Module) -> Forwards | None:
     return forwards
 
 
-_BORROWED: WeakKeyDictionary = (
-    WeakKeyDictionary()
-)  # models in evaluation mode for a while → [users, modules in training]
+_BORROWED: WeakKeyDictionary = WeakKeyDictionary()  # models in evaluation mode for a while → users, modules in training
 _LOCK = Lock()
 
 
@@ -231,13 +229,17 @@ def call_options(model: nn.Module, **options) -> dict:
 
 def layers_dtype(model: PreTrainedModel) -> torch.dtype:
     """The dtype of a model's layers, in which their masks are; embedding and output matrix may have another."""
-    outside = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
-    ends = {id(parameter) for module in outside for parameter in module.parameters()}
-    sizes: dict[torch.dtype, int] = {}
+    outside: set[int] = set()  # ids of the parameters of embedding and output matrix
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if module is not None:
+            outside |= {id(parameter) for parameter in module.parameters()}
+    sizes: dict[torch.dtype, int] = {}  # dtype → numbers that layers have of it
     for parameter in model.parameters():
-        if parameter.is_floating_point() and id(parameter) not in ends:
+        if parameter.is_floating_point() and id(parameter) not in outside:
             sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-    return max(sizes, key=sizes.get) if sizes else model.dtype
+    if not sizes:
+        return model.dtype
+    return max(sizes, key=sizes.get)
 
 
 class Target:
@@ -265,14 +267,17 @@ class Target:
     ):
         if not isinstance(model, PreTrainedModel):
             raise ValueError(f"Target takes a model of transformers (pair.target), got a {type(model).__name__}")
-        if why := refusal(model):
+        why = refusal(model)
+        if why is not None:
             raise ValueError(f"no trees with a {model.config.model_type} model ({type(model).__name__}): {why}")
-        self.model, self.window = model, window
+        self.model = model
+        self.window = window
         self.forwards = of_model(forwards, model)
         self.dtype = layers_dtype(model)
         self.windowed = masks.layer_kinds(model) != ("full_attention",)
         self.hidden_layers = tuple(hidden_layers)
-        self.cache, self.evict = TreeCache(), None
+        self.cache = TreeCache()
+        self.evict = None  # the window's evictor, once a generation has begun
         self.tree: TokenTree | None = None  # scored, waiting for commit
 
     @property
@@ -358,9 +363,10 @@ class Target:
     def _run(self, ids: Tensor, position_ids: Tensor, mask: masks.Masks, **kwargs) -> Scores:
         if self.forwards and not kwargs:
             with evaluating(self.model):
-                found = self.forwards.score(self.cache, ids, position_ids, mask, self.hidden_layers)
-            if found:
-                return Scores(*found)
+                scored = self.forwards.score(self.cache, ids, position_ids, mask, self.hidden_layers)
+            if scored is not None:
+                logits, hidden = scored
+                return Scores(logits, hidden)
         device = device_of(self.model)
         inputs = {"input_ids": ids.to(device), "position_ids": position_ids.to(device), "attention_mask": mask}
         inputs |= {ARGUMENT: self.cache, "use_cache": True, "output_hidden_states": bool(self.hidden_layers)}
@@ -380,6 +386,8 @@ def token_ids(tokens: Iterable[int]) -> list[int]:
 
 def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:
     """ValueError unless all token ids lie in 0..vocabulary-1."""
-    if len(tokens) and not 0 <= min(tokens) <= max(tokens) < vocabulary:
-        bad = next(t for t in tokens if not 0 <= t < vocabulary)
+    if not len(tokens):
+        return
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        bad = next(token for token in tokens if not 0 <= token < vocabulary)
         raise ValueError(f"token id {bad} is outside the model's vocabulary of {vocabulary}")

@@ -112,9 +112,9 @@ def check_alone(wanted: Experiment, options: Namespace) -> None:
 
 def check_kernels(options: Namespace) -> None:
     """ValueError on a dtype that is none, or one that cannot be packed here where that was asked for."""
-    dtype = options.dtype or models.fastest(models.device())[0]
-    kind = models.dtype(dtype)
-    can_pack = models.device().type == "cpu" and models.packing.possible(kind)
+    dtype = options.dtype or models.fastest_dtype(models.best_device())[0]
+    kind = models.as_dtype(dtype)
+    can_pack = models.best_device().type == "cpu" and models.packing.possible(kind)
     if options.packed and not can_pack:
         raise ValueError(f"--packed needs a CPU with kernels for packed weights of {dtype}")
 
@@ -123,7 +123,7 @@ def settled(options: Namespace) -> dict[str, object]:
     """dtype and packed, as asked for; what was left open as load_pair() chooses it, the fastest on this machine."""
     if options.dtype:
         return {"dtype": options.dtype, "packed": bool(options.packed)}
-    dtype, packed = models.fastest(models.device())
+    dtype, packed = models.fastest_dtype(models.best_device())
     if options.packed is not None:
         packed = options.packed
     elif packed:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # for editors; at run time a file is imported when one of its
     from specnb.models.graphs import Graphs
     from specnb.models.invariant import Invariant
     from specnb.models.packing import PackedLinear, pack
-    from specnb.models.pairs import Pair, check_name, device, dtype, fastest, generate, load_pair, quantised
+    from specnb.models.pairs import Pair, as_dtype, best_device, check_name, fastest_dtype, generate, load_pair, quantised
     from specnb.models.windows import Window
 
 EMBEDDED = "smollm2-135m"
@@ -38,10 +38,10 @@ HOMES = {  # public name → the file that has it
     "PackedLinear": "packing",
     "pack": "packing",
     "Pair": "pairs",
+    "as_dtype": "pairs",
+    "best_device": "pairs",
     "check_name": "pairs",
-    "device": "pairs",
-    "dtype": "pairs",
-    "fastest": "pairs",
+    "fastest_dtype": "pairs",
     "generate": "pairs",
     "load_pair": "pairs",
     "quantised": "pairs",

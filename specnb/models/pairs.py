@@ -19,7 +19,8 @@ from specnb.models import EMBEDDED, PAIRS, files, packing
 from specnb.selfcheck import check_once
 from specnb.target import Target, device_of, output_rows, token_ids
 
-BLOCK, AROUND = 64, 8  # tokens that ``Pair.pieces`` reads at once, and as many before and after them
+BLOCK = 64  # tokens that ``Pair.pieces`` reads at once
+AROUND = 8  # and as many more before them and after them
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,31 @@ class Pair:
         so that no token can be read alone. Where a character is spread over tokens, the one that completes it has it
         and the others are empty; bytes that nothing completes show as "�".
         """
-        ids, shares = [int(token) for token in tokens], []
+        ids = [int(token) for token in tokens]
+        shares: list[str] = []
         for start in range(0, len(ids), BLOCK):  # the tokens around a block settle what its first and last ones share
             before = max(start - AROUND, 0)
             around = ids[before : start + BLOCK + AROUND]
-            shares += self._shares(around)[start - before :][:BLOCK]
+            of_block = self._shares(around)[start - before :]
+            shares += of_block[:BLOCK]
         return [share.replace(" ", "␣").replace("\n", "⏎") for share in shares]
 
     def _shares(self, ids: list[int]) -> list[str]:
-        """What each token adds; one whose text so far is not how the whole begins ends within a character."""
-        texts = [self.tokenizer.decode(ids[: end + 1]) for end in range(len(ids))]
-        shares, given = [], 0
-        for text in texts:
-            end = max(given, len(text)) if texts[-1].startswith(text) else given
-            shares.append(texts[-1][given:end])
-            given = end
+        """What each token adds to the text; joined they are the text.
+
+        A token whose text so far is not how the whole begins ends within a character, and adds nothing yet. Example: of
+        two tokens that are the two bytes of "é" the first one's text is "�", so the shares are "" and "é".
+        """
+        texts_so_far = [self.tokenizer.decode(ids[: end + 1]) for end in range(len(ids))]
+        whole = texts_so_far[-1]
+        shares: list[str] = []
+        shared = 0  # characters of the whole that tokens have by now
+        for text in texts_so_far:
+            end = shared
+            if whole.startswith(text):
+                end = max(shared, len(text))
+            shares.append(whole[shared:end])
+            shared = end
         return shares
 
 
@@ -80,23 +91,25 @@ def generate(pair: Pair, ids: Sequence[int], length: int, *, whole: bool = False
 
     Of the model's own generation config only the end of text counts: no penalty or filter that our loop does not have.
     """
-    model, own = copy(pair.target), pair.target.generation_config  # the same weights; some configs carry penalties
-    end = own.eos_token_id
+    config = pair.target.generation_config
+    end = config.eos_token_id
     if whole:
         end = max(output_rows(pair.target), len(pair.tokenizer))  # an id that never comes: the model has no row for it
-    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=own.pad_token_id)
+    model = copy(pair.target)  # the same weights, without its own config, which may carry penalties
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=config.pad_token_id)
     prompt = torch.tensor([token_ids(ids)], device=device_of(model))
     settings = {"do_sample": False, "max_new_tokens": length, "attention_mask": torch.ones_like(prompt), **options}
-    return model.generate(prompt, **settings)[0, prompt.shape[1] :].tolist()
+    written = model.generate(prompt, **settings)  # (1, prompt and new tokens)
+    return written[0, prompt.shape[1] :].tolist()
 
 
-def device() -> torch.device:
+def best_device() -> torch.device:
     """cuda when there, else cpu."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def dtype(name: str | torch.dtype) -> torch.dtype:
-    """'bfloat16' for speed, 'float32' for exactness (also 'float16', 'float64')."""
+def as_dtype(name: str | torch.dtype) -> torch.dtype:
+    """A dtype by its name: 'bfloat16' for speed, 'float32' for exactness (also 'float16', 'float64')."""
     known = {"bfloat16", "float32", "float16", "float64"}
     if isinstance(name, torch.dtype):
         return name
@@ -107,7 +120,8 @@ def dtype(name: str | torch.dtype) -> torch.dtype:
 
 def check_name(name: str) -> None:
     """ValueError unless a name can be loaded: a key of PAIRS, a folder, or of a hub name's form, OWNER/MODEL."""
-    if name not in PAIRS and not Path(name).is_dir() and not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name)):
+    is_of_the_hubs_form = re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name))
+    if name not in PAIRS and not Path(name).is_dir() and not is_of_the_hubs_form:
         raise ValueError(f"unknown pair {name!r}: known are {', '.join(PAIRS)}, hub names OWNER/MODEL, actual folders")
 
 
@@ -131,17 +145,19 @@ def load_pair(
     Raises ValueError on a name that is none, if target and draft do not share a tokenizer or cannot be packed, or a
     check fails; OSError if a model cannot be fetched or read.
     """
-    for given in filter(None, (name, draft)):
-        check_name(given)
-    where = globals()["device"]() if device is None else device
-    if dtype is None:
-        dtype, pack = fastest(where)
-        if packed is None:
-            packed = pack and not quantised(PAIRS.get(name, (name, None))[0])
-        print(f"{name}: {dtype}{', packed weights' if packed else ''} on {where}")
-    kind = globals()["dtype"](dtype)
+    check_name(name)
     target_name, draft_name = PAIRS.get(name, (name, None))
-    draft_name = PAIRS[draft][0] if draft in PAIRS else draft or draft_name
+    if draft is not None:
+        check_name(draft)
+        draft_name, _ = PAIRS.get(draft, (draft, None))
+    where = best_device() if device is None else device
+    if dtype is None:
+        dtype, pack = fastest_dtype(where)
+        if packed is None:
+            packed = pack and not quantised(target_name)
+        how = ", packed weights" if packed else ""
+        print(f"{name}: {dtype}{how} on {where}")
+    kind = as_dtype(dtype)
     target, tokenizer = _load(target_name, kind, where, packed)
     if check is None:
         check_once(target)
@@ -168,31 +184,39 @@ def quantised(name: str) -> bool:
     return config.exists() and "quantization_config" in json.loads(config.read_text(encoding="utf-8"))
 
 
-def fastest(where: str | torch.device) -> tuple[str, bool]:
+def fastest_dtype(where: str | torch.device) -> tuple[str, bool]:
     """The fastest dtype that is exact enough on a device, and whether to pack the weights for it."""
-    kind = (device() if where == "auto" else torch.device(where)).type
-    if kind == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32", False
-    chosen = torch.bfloat16 if kind == "cpu" and packing.possible(torch.bfloat16) else torch.float32
-    return str(chosen).removeprefix("torch."), kind == "cpu" and packing.possible(chosen)
+    device = best_device() if where == "auto" else torch.device(where)
+    if device.type == "cuda":
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bfloat16" if has_bfloat16 else "float32"), False
+    if device.type != "cpu":
+        return "float32", False
+    if packing.possible(torch.bfloat16):
+        return "bfloat16", True
+    return "float32", packing.possible(torch.float32)
 
 
 def check_tokenizers(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, name_a: str, name_b: str) -> None:
     """ValueError unless two tokenizers give the same ids to the same tokens."""
-    left, right = a.get_vocab(), b.get_vocab()
-    if left != right:
-        moved = next((t for t in left if right.get(t) != left[t]), None) or next(t for t in right if t not in left)
-        raise ValueError(
-            f"{name_a} and {name_b} have different tokenizers ({len(left)} and {len(right)} tokens; for example "
-            f"{moved!r} is {left.get(moved)} and {right.get(moved)}): choose a draft made for this target"
-        )
+    ids_a = a.get_vocab()  # token → id
+    ids_b = b.get_vocab()
+    if ids_a == ids_b:
+        return
+    unlike = [token for token in (*ids_a, *ids_b) if ids_a.get(token) != ids_b.get(token)]
+    example = unlike[0]
+    raise ValueError(
+        f"{name_a} and {name_b} have different tokenizers ({len(ids_a)} and {len(ids_b)} tokens; for example "
+        f"{example!r} is {ids_a.get(example)} and {ids_b.get(example)}): choose a draft made for this target"
+    )
 
 
 def _load(name: str, kind: torch.dtype, where, packed: bool | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     folder = embedded_copy() if name == EMBEDDED else name
     if not Path(folder).is_dir():
         _reach(name)
-    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    verbosity = hf_logging.get_verbosity()
+    bars = hf_logging.is_progress_bar_enabled()
     try:
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
@@ -211,8 +235,12 @@ def _load(name: str, kind: torch.dtype, where, packed: bool | None) -> tuple[Pre
         if bars:
             hf_logging.enable_progress_bar()
     _check_complete(name, report)
-    model = (model if where == "auto" else model.to(where)).eval()
-    return packing.pack(model) if packed else model, tokenizer
+    if where != "auto":
+        model = model.to(where)
+    model = model.eval()
+    if packed:
+        model = packing.pack(model)
+    return model, tokenizer
 
 
 def _check_complete(name: str, report: dict) -> None:
@@ -221,22 +249,25 @@ def _check_complete(name: str, report: dict) -> None:
     mismatched = [entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ())]
     for what, names in (("lacks", lacking), ("has in another shape", sorted(mismatched))):
         if names:
+            hint = ""
             others = sorted(report.get("unexpected_keys", ()))
-            hint = f"; it has {others[0]}, which the model does not know" if others else ""
+            if others:
+                hint = f"; it has {others[0]}, which the model does not know"
             raise OSError(f"{name} {what} {len(names)} of the model's weights, {names[0]} for example{hint}")
 
 
 def _reach(name: str) -> None:
     """Say that a model is fetched, unless it is in the hub's cache; OSError, before all retries, where it cannot be."""
-    if not try_to_load_from_cache(name, "config.json"):
-        print(f"fetching {name} from the Hugging Face hub …", flush=True)
-        try:
-            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=10)
-        except Exception as error:  # of several libraries
-            raise OSError(
-                f"{name} is no folder here and the Hugging Face hub does not give it ({type(error).__name__}): check "
-                f"the name, your access to it and the network, or load a local folder or {EMBEDDED}"
-            ) from error
+    if try_to_load_from_cache(name, "config.json"):
+        return
+    print(f"fetching {name} from the Hugging Face hub …", flush=True)
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=10)
+    except Exception as error:  # of several libraries
+        raise OSError(
+            f"{name} is no folder here and the Hugging Face hub does not give it ({type(error).__name__}): check "
+            f"the name, your access to it and the network, or load a local folder or {EMBEDDED}"
+        ) from error
 
 
 def embedded_copy() -> Path:
@@ -248,7 +279,8 @@ def embedded_copy() -> Path:
     asset = files.SMOLLM2_GGUF
     folder = files.cache_dir() / "models" / f"{EMBEDDED}-{asset.sha256[:12]}"
     files.once(folder, lambda: _dequantise(files.fetch(asset), folder))
-    if damaged := _damaged(folder):
+    damaged = _damaged(folder)
+    if damaged is not None:
         raise ValueError(
             f"{folder / damaged} is missing or corrupted: "
             f"delete the folder {folder} and run `python -m specnb.models` again"
@@ -262,8 +294,12 @@ def _damaged(folder: Path) -> str | None:
         sums = json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError):
         return "manifest.json"
-    bad = (name for name in sums if not (folder / name).exists() or files.sha256(folder / name) != sums[name])
-    return next(bad, None) if sums else "manifest.json"
+    if not sums:
+        return "manifest.json"
+    for name, right in sums.items():
+        if not (folder / name).exists() or files.sha256(folder / name) != right:
+            return name
+    return None
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:

@@ -55,5 +55,5 @@ def shapes_block(
 
 def _untrained(settings: Mapping[str, object]) -> PreTrainedModel:
     config = AutoConfig.for_model(**settings)
-    with torch.device(models.device()):
+    with torch.device(models.best_device()):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()

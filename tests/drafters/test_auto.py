@@ -6,7 +6,7 @@ from tiny import llama, near_copy, tau
 
 from specnb import growth, verifiers
 from specnb.decode import decode, steps
-from specnb.drafters import AutoDrafter, CausalLMDraft, NgramDrafter, RetrievalDrafter, TreeDrafter
+from specnb.drafters import AutoDrafter, CausalLMDraft, NgramDrafter, RetrievalDrafter, TreeDrafter, auto
 from specnb.target import Target
 
 PROMPT = [7, 30, 12, 5, 7, 30]
@@ -16,15 +16,19 @@ DOUBLE = [1.0, *[1.3] * 31]
 NOISY = [1.0, 1.0, 1.0, 1.2, *[1.0] * 28]  # as measured: six nodes cost less than three
 
 
-def written(target, call, *, model=None, draft=None, other=None, tokens=60, temperature=0.0):
+def written(target_seconds, draft_seconds, *, model=None, draft=None, other=None, tokens=60, temperature=0.0):
     """A text and the drafter that wrote it."""
     model = model or llama()
-    calls = call if isinstance(call, list) else [call] * 4
-    drafter = AutoDrafter(
-        CausalLMDraft(draft or near_copy(model)), target, calls, RetrievalDrafter() if other else None
-    )
+    look_up = RetrievalDrafter() if other else None
+    drafter = AutoDrafter(CausalLMDraft(draft or near_copy(model)), target_seconds, [draft_seconds] * 4, look_up)
     options = {"max_new_tokens": tokens, "temperature": temperature, "eos": ()}
     return decode(Target(model), drafter, verifiers.by_draw, PROMPT, **options), drafter
+
+
+def sums(drafter) -> np.ndarray:
+    """What it has learnt: what was earned and spent of each ratio."""
+    ratios = (drafter.speed, drafter.hit_rate, drafter.deep_hit_rate)
+    return np.array([[ratio.earned, ratio.spent] for ratio in ratios])
 
 
 def mean(values) -> float:
@@ -65,8 +69,11 @@ def test_nodes_that_make_a_draft_forward_dear_are_not_expanded():
 
 def test_a_draft_model_earns_what_it_drafted_and_no_more():
     """A stranger beside a look-up that knows the text: its own credit stays where it was without one."""
-    credits = [written(CHEAP, 0.01, draft=llama(1), other=other, tokens=90)[1].sums[2, 0] for other in (False, True)]
-    taus = [tau(written(CHEAP, 0.01, draft=llama(1), other=other, tokens=90)[0].steps) for other in (False, True)]
+    credits, taus = [], []
+    for other in (False, True):
+        out, drafter = written(CHEAP, 0.01, draft=llama(1), other=other, tokens=90)
+        credits.append(drafter.deep_hit_rate.earned)
+        taus.append(tau(out.steps))
     assert taus[1] > 1.3 * taus[0], taus
     assert credits[1] < 1.3 * credits[0] + 1, credits
 
@@ -74,7 +81,7 @@ def test_a_draft_model_earns_what_it_drafted_and_no_more():
 def test_nothing_is_verified_where_it_cannot_pay():
     """A stranger's guesses are wrong: after a while few nodes are worth a third of a forward."""
     out, drafter = written(DOUBLE, 0.01, draft=llama(1), tokens=90, temperature=1.0)
-    assert drafter.sums[1, 0] < 0.3 * drafter.sums[1, 1]
+    assert drafter.hit_rate.value < 0.3
     near, _ = written(DOUBLE, 0.01, tokens=90)
     late = [mean(len(step.draft.tree) - 1 for step in text.steps[-20:]) for text in (out, near)]
     assert late[0] < late[1] / 3
@@ -84,12 +91,12 @@ def test_nothing_is_verified_where_it_cannot_pay():
 def test_what_it_has_learnt_goes_on_to_the_next_text():
     model = llama()
     drafter = AutoDrafter(CausalLMDraft(near_copy(model)), CHEAP, [0.1] * 4)
-    texts, sums = [], [drafter.sums.tolist()]
+    texts, learnt = [], [sums(drafter).tolist()]
     for _ in range(2):
         texts.append(decode(Target(model), drafter, verifiers.greedy, PROMPT, max_new_tokens=12).tokens)
-        sums.append(drafter.sums.tolist())
+        learnt.append(sums(drafter).tolist())
     assert texts[0] == texts[1]
-    assert sums[0] != sums[1] != sums[2]
+    assert learnt[0] != learnt[1] != learnt[2]
 
 
 def test_the_same_prices_and_texts_make_the_same_trees():
@@ -98,26 +105,51 @@ def test_the_same_prices_and_texts_make_the_same_trees():
 
 
 @pytest.mark.parametrize(
-    ("target", "call", "message"),
+    ("target_seconds", "draft_seconds", "message"),
     [
         (CHEAP[:5], [0.1] * 3, "must be twice as many as those of draft forwards or more, got 5 and 3"),
-        ([0.0, *CHEAP], [0.1], r"prices are seconds above 0, got \[0.0, 1.0.* for target"),
-        (CHEAP, [0.0], r"prices are seconds above 0, got \[0.0\] for call"),
-        (CHEAP, [-1], r"prices are seconds above 0, got \[-1.0\] for call"),
-        (CHEAP, [float("nan")], r"prices are seconds above 0, got \[nan\] for call"),
+        ([0.0, *CHEAP], [0.1], r"prices are seconds above 0, got \[0.0, 1.0.* for target_seconds"),
+        (CHEAP, [0.0], r"prices are seconds above 0, got \[0.0\] for draft_seconds"),
+        (CHEAP, [-1], r"prices are seconds above 0, got \[-1.0\] for draft_seconds"),
+        (CHEAP, [float("nan")], r"prices are seconds above 0, got \[nan\] for draft_seconds"),
         (CHEAP, [], "needs the seconds of a draft forward over 1, 2, … nodes, got none"),
     ],
 )
-def test_prices_without_sense_are_refused(target, call, message):
+def test_prices_without_sense_are_refused(target_seconds, draft_seconds, message):
     with pytest.raises(ValueError, match=message):
-        AutoDrafter(CausalLMDraft(llama()), target, call)
+        AutoDrafter(CausalLMDraft(llama()), target_seconds, draft_seconds)
+
+
+def test_nodes_are_kept_while_they_gain():
+    """Gains of one, two and three nodes are .4, .7 and .5; where a second is worth more tokens, none pays."""
+    scores, seconds = np.array([1, 0.5, 0.4, 0.1]), np.array([1, 1.1, 1.2, 1.5])
+    assert auto.nodes_worth_their_time(scores, seconds, 1.0, 1.0) == [0, 1, 2]
+    assert auto.nodes_worth_their_time(scores, seconds, 6.0, 1.0) == [0]
+    assert auto.nodes_worth_their_time(scores, seconds, 1.0, 0.1) == [0]
+    assert auto.nodes_worth_their_time(scores[:1], seconds, 1.0, 1.0) == [0]
+    reversed_ = np.array([1, 0.4, 0.5, 0.1])
+    assert auto.nodes_worth_their_time(reversed_, seconds[:2], 1.0, 1.0) == [0, 2]  # room for one
+
+
+def test_a_ratio_returns_to_what_it_began_with():
+    ratio = auto.RunningRatio(1.0, 2.0)
+    ratio.add(3, 1)
+    assert (ratio.earned, ratio.spent) == pytest.approx((4, 3))
+    ratio.add(0, 0)
+    assert (ratio.earned, ratio.spent) == pytest.approx((3.94, 2.98))
+    for _ in range(1000):
+        ratio.add(0, 0)
+    assert ratio.value == pytest.approx(0.5)
+    ratio.add(5, 1)
+    ratio.forget()
+    assert ratio.value == 0.5
 
 
 @pytest.mark.parametrize("other", [False, True])
 def test_what_is_learnt_follows_from_the_steps_alone(other):
-    """R, right and deep are sums over the drafts that were seen: their forwards, scores and sources."""
-    sums = np.array([[1.0, CHEAP[0]], [1.0, 1.5], [1.0, 2.0]])
-    first = sums.copy()
+    """The three ratios are sums over the drafts that were seen: their forwards, scores and sources."""
+    expected = np.array([[1.0, CHEAP[0]], [1.0, 1.5], [1.0, 2.0]])
+    first = expected.copy()
     out, drafter = written(CHEAP, 0.1, other=other)
     looked_up = 0
     for step in out.steps:
@@ -127,8 +159,8 @@ def test_what_is_learnt_follows_from_the_steps_alone(other):
         own = [node for node in path[1:] if draft.sources[node] >= 0]
         looked_up += len(path[1:]) - len(own)
         new = [[len(path) + 1, seconds], [len(path), float(draft.scores[1:].sum())], [len(own), below]]
-        sums = 0.98 * sums + 0.02 * first + np.array(new)
-    np.testing.assert_allclose(drafter.sums, sums)
+        expected = 0.98 * expected + 0.02 * first + np.array(new)
+    np.testing.assert_allclose(sums(drafter), expected)
     assert (looked_up > 0) == other
 
 

@@ -6,6 +6,7 @@ from tiny import llama
 from specnb import verifiers
 from specnb.decode import decode
 from specnb.drafters import Corpus, SelfDrafter
+from specnb.drafters.self_draft import Column
 from specnb.sampling import Warp
 from specnb.target import Target
 
@@ -57,7 +58,7 @@ def test_self_draft_pools_every_gram_of_columns_and_text():
     drafter = SelfDrafter(branches=2, length=4, gram=2)
     drafter.begin([7, 8, 9], Warp(), {})
     assert {key: list(grams) for key, grams in drafter.pool.lists.items()} == {7: [(8, 9)]}
-    drafter.columns = [([], [1, 2]), ([30, 31], [3, 4])]
+    drafter.columns = [Column([], [1, 2]), Column([30, 31], [3, 4])]
     draft = drafter.propose(None, 4)
     logits = torch.zeros(len(draft.tree), 50)
     logits[drafter.last, [5, 6]] = 1

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specnb import heads
+from specnb.heads import calibration
 
 
 def test_ece_of_calibrated_and_of_sure_predictors():
@@ -56,13 +57,25 @@ def test_reliability_by_hand():
     assert counts.tolist() == [2] * 5
 
 
+def test_worked_examples_are_right():
+    confidence, hit = [0.1, 0.3, 0.8, 0.9, 1.0], [0, 1, 1, 0, 1]
+    table = heads.reliability(confidence, hit, bins=2)
+    assert table["count"].tolist() == [2, 3]
+    assert table["confidence"].tolist() == pytest.approx([0.2, 0.9])
+    assert table["accuracy"].tolist() == pytest.approx([1 / 2, 2 / 3])
+    assert heads.ece(confidence, hit, bins=2) == pytest.approx(0.26)
+    assert heads.calibrated_ece([0.5]) == 0.5
+    assert calibration._bins_of_equal_width(np.array([0.3, 1.0]), 4).tolist() == [1, 3]
+    assert calibration._bins_of_equal_count(np.array([0.9, 0.1, 0.5, 0.7]), 2).tolist() == [1, 0, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("confidence", "hit", "options", "message"),
     [
         ([0.5], [1, 0], {}, "of one length above 0, got 1 and 2"),
         ([], [], {}, "got 0 and 0"),
-        ([1.5], [1], {}, r"confidence must lie in 0\.\.1"),
-        ([0.5], [2], {}, "hit be 0 or 1"),
+        ([0.3, 1.5], [1, 0], {}, r"confidence must lie in 0\.\.1, got 1\.5"),
+        ([0.5, 0.6], [0, 2], {}, r"hit must be 0 or 1, got 2\.0"),
         ([0.5], [1], {"equal": "area"}, "equal must be 'width' or 'count', got 'area'"),
     ],
 )

@@ -1,5 +1,6 @@
 """Trained heads at work: cached drafting equals the training pass, and no head sees what it must not see."""
 
+import math
 from copy import deepcopy
 
 import pytest
@@ -57,6 +58,18 @@ def test_a_vdm_begins_with_the_longest_units_of_the_targets_first_and_last_layer
     assert max(far_apart()) < rounding(states, products=9)
 
 
+@pytest.mark.parametrize(("kind", "mlp"), [("vdm", 33), ("eagle3", 44), ("eagle", 67), ("medusa", 67)])
+def test_a_heads_inner_width_is_a_share_of_the_targets(kind, mlp):
+    assert heads.Spec.like(llama(intermediate_size=67), kind).mlp == mlp
+
+
+def test_a_pair_of_a_heads_entries_is_turned_by_its_position():
+    """The worked example: one pair, one radian a position."""
+    spec = heads.Spec.like(llama(hidden_size=8, num_attention_heads=4), "edd", hidden_layer=-2)
+    turned = heads.Edd(spec).layer._rotate(torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([3]))
+    assert same(turned, torch.tensor([[[[math.cos(3), math.sin(3)]]]]), products=3)
+
+
 UNEVEN = growth.Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)))
 
 
@@ -89,12 +102,12 @@ def test_cached_drafting_equals_the_training_pass(kind, prompt):
 @pytest.mark.parametrize(
     ("kind", "of_the_prompt"), {"vdm": 1, "eagle": 1, "eagle3": 1, "edd": 0, "edd without encoding": 0}.items()
 )
-def test_recorded_drafting_equals_the_training_pass(kind, of_the_prompt, monkeypatch):
+def test_captured_drafting_equals_the_training_pass(kind, of_the_prompt, monkeypatch):
     """Nothing of the model runs then but the prompt's forward; EDD's soft prompt is made of keys and values alone."""
     calls = []
 
     def watched(inner):
-        """On the class: a model that is given another forward is recorded anew."""
+        """On the class: a model that is given another forward is captured anew."""
         model = inner.forwards.model
         forward = type(model).forward
 
@@ -160,8 +173,8 @@ def root_feature(inner):
     expand = inner.expand
 
     def broken(tree, frontier):
-        kept = dict(inner.features)
-        inner.features.update({node: kept[0] for node in kept})
+        kept = dict(inner.predicted)
+        inner.predicted.update({node: kept[0] for node in kept})
         logits = expand(tree, frontier)
         return logits
 

@@ -100,7 +100,7 @@ def understood(line: str, monkeypatch) -> bool:
     for name in ("race", "texts", "price", "record", "listing", "table", "gpu", "claims"):
         monkeypatch.setattr(commands, name, check)
     monkeypatch.setattr(models.packing, "possible", lambda dtype: True)
-    monkeypatch.setattr(models.pairs, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(models.pairs, "best_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(models.pairs, "load_pair", stop)
     words = shlex.split(line, comments=True)
     if words[0] == "specnb":

@@ -14,13 +14,13 @@ from specnb import verifiers
 from specnb.drafters import NgramDrafter
 from specnb.hf import speculative
 from specnb.models import Graphs, files
-from specnb.models.graphs import taped
+from specnb.models.graphs import as_operations
 from specnb.target import Target
 
 PROMPT = [7, 8, 9, 7, 8]
 
 
-# --- recorded forwards in a callable that outlives a change of the model
+# --- captured forwards in a callable that outlives a change of the model
 
 
 def assigned(model) -> None:
@@ -36,18 +36,18 @@ def adapted(model) -> None:
 
 @pytest.mark.parametrize("change", [assigned, adapted], ids=lambda change: change.__name__)
 def test_one_callable_for_generate_follows_a_change_of_its_model(change):
-    recordings = []
+    captured = []
 
-    def record(call):
-        recordings.append(call)
-        return taped(call)
+    def capture(call):
+        captured.append(call)
+        return as_operations(call)
 
     model = llama()
-    graphs = Graphs(model, capacity=64, sizes=(8,), record=record)
+    graphs = Graphs(model, capacity=64, sizes=(8,), capture=capture)
     through = speculative(NgramDrafter(), verifiers.by_draw, forwards=graphs, check=False)
     before = generated(model, PROMPT, 12)
     assert generated(model, PROMPT, 12, custom_generate=through) == before
-    assert recordings  # control: what is replayed was recorded before the change
+    assert captured  # control: what is replayed was captured before the change
     change(model)
     right = generated(model, PROMPT, 12)
     assert right != before  # control: the change moves the text

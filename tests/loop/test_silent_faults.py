@@ -962,16 +962,11 @@ def test_learning_would_move_a_text_that_kept_it(monkeypatch):
     """Negative control: with what it learnt before, AutoDrafter's trees, and so the coins, are others."""
     model = small()
     target, drafter = Target(model), auto(near(model))
-    begun = drafter.begin
-
-    def begin(prefix, warp, hidden):
-        learnt = drafter.sums.copy()
-        begun(prefix, warp, hidden)
-        drafter.sums = learnt
-
     first = sampled_text(target, drafter, "by_draw", count=40)
-    drafter.sums = drafter.sums * [[1000.0, 0.001]]  # tokens come by themselves: nothing is worth drafting
-    monkeypatch.setattr(drafter, "begin", begin)
+    for ratio in (drafter.speed, drafter.hit_rate, drafter.deep_hit_rate):
+        ratio.earned *= 1000  # tokens come by themselves: nothing is worth drafting
+        ratio.spent *= 0.001
+        monkeypatch.setattr(ratio, "forget", lambda: None)
     assert sampled_text(target, drafter, "by_draw", count=40) != first
 
 

@@ -1,6 +1,6 @@
-"""Recorded forwards and packed weights of a model that has been changed since: the text is that of the model as it is.
+"""Captured forwards and packed weights of a model that has been changed since: the text is that of the model as it is.
 
-And a model that has not been changed is not recorded again, which would cost seconds with each text.
+And a model that has not been changed is not captured again, which would cost seconds with each text.
 """
 
 import copy
@@ -17,7 +17,7 @@ from specnb.decode import decode
 from specnb.drafters import CausalLMDraft, NgramDrafter, TreeDrafter
 from specnb.hf import speculative
 from specnb.models import Graphs, pack, packing
-from specnb.models.graphs import taped
+from specnb.models.graphs import as_operations
 from specnb.target import Target
 from specnb.tree import TokenTree
 
@@ -35,19 +35,19 @@ def text(model, graphs=None, drafter=None) -> tuple[int, ...]:
     return decode(target, drafter or NgramDrafter(), verifiers.greedy, PROMPT, **options).tokens
 
 
-class Recorder:
-    """Records as on a CPU, and counts."""
+class Capturing:
+    """Captures as on a CPU, and counts."""
 
     def __init__(self):
         self.count = 0
 
     def __call__(self, call):
         self.count += 1
-        return taped(call)
+        return as_operations(call)
 
 
-def recorded(model, **options) -> Graphs:
-    return Graphs(model, capacity=64, sizes=(8,), record=Recorder(), **options)
+def in_graphs(model, **options) -> Graphs:
+    return Graphs(model, capacity=64, sizes=(8,), capture=Capturing(), **options)
 
 
 class Negated(nn.Module):
@@ -145,27 +145,27 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_recordings_notice_a_changed_model(change):
+def test_captured_forwards_notice_a_changed_model(change):
     model = small(layers=2 if change in (fewer_layers, other_order) else 1)
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     before = text(model, graphs)
     assert before == text(model)
-    assert graphs.record.count
+    assert graphs.capture.count
     change(model)
     right = text(model)
     assert right != before  # negative control: the change moves the text
     assert text(model, graphs) == right
     assert not graphs.failed
-    count = graphs.record.count
+    count = graphs.capture.count
     assert text(model, graphs) == right
-    assert graphs.record.count == count  # at most once a change
+    assert graphs.capture.count == count  # at most once a change
 
 
 def test_a_hook_that_is_taken_away_again_is_noticed():
     model = small()
     plain = text(model)
     handle = model.model.layers[0].register_forward_hook(lambda module, inputs, output: -2 * output)
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     assert text(model, graphs) == text(model) != plain
     handle.remove()
     assert text(model, graphs) == plain
@@ -180,7 +180,7 @@ def test_a_change_of_the_draft_model_is_noticed():
         out = decode(Target(target), drafter, verifiers.greedy, PROMPT, max_new_tokens=8, eos=())
         return [step.draft.tree.token_list for step in out.steps]
 
-    graphs = recorded(draft)
+    graphs = in_graphs(draft)
     before = trees(graphs)
     assert before == trees(None)
     for change in (assigned, replaced_module):
@@ -189,10 +189,10 @@ def test_a_change_of_the_draft_model_is_noticed():
 
 
 def test_a_drafter_kept_over_a_change_drafts_anew():
-    """The drafter itself stays, and with it its recordings."""
+    """The drafter itself stays, and with it its captured forwards."""
     target, draft = small(), small(1)
     drafters = [
-        TreeDrafter(CausalLMDraft(draft, graphs=graphs), growth.kary(2, 2)) for graphs in (recorded(draft), None)
+        TreeDrafter(CausalLMDraft(draft, graphs=graphs), growth.kary(2, 2)) for graphs in (in_graphs(draft), None)
     ]
 
     def trees(drafter):
@@ -224,22 +224,22 @@ def text_in_inference_mode(model):
 
 
 @pytest.mark.parametrize("what", UNCHANGED)
-def test_an_unchanged_model_is_not_recorded_again(what):
+def test_an_unchanged_model_is_not_captured_again(what):
     model = small()
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     before = text(model, graphs)
-    count = graphs.record.count
+    count = graphs.capture.count
     assert count > 0
     for _ in range(2):
         UNCHANGED[what](model)
         assert text(model, graphs) == before
-        assert graphs.record.count == count
+        assert graphs.capture.count == count
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_dtype_is_noticed(dtype):
     model = small()
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     text(model, graphs)
     model.to(dtype)
     target = Target(model, forwards=graphs)
@@ -279,7 +279,7 @@ SETTINGS = {
 def test_a_changed_configuration_is_noticed(name):
     make, setting, value = SETTINGS[name]
     model = make()
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     before = scores(model, graphs)
     torch.testing.assert_close(before, scores(model), atol=1e-4, rtol=1e-4)
     setattr(model.config, setting, value)
@@ -313,7 +313,7 @@ def adapted(model):
 
 def test_an_added_adapter_is_noticed():
     model = small()
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     through = speculative(NgramDrafter(), verifiers.by_draw, forwards=graphs, check=False)
     before = generated(model, PROMPT, 12, custom_generate=through)
     assert before == generated(model, PROMPT, 12)
@@ -359,7 +359,7 @@ def unloaded(outer):
 def test_a_changed_adapter_is_noticed(change):
     model = small()
     outer = adapted(model)
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     before = text(model, graphs)
     assert before == text(model)
     change(outer)
@@ -372,7 +372,7 @@ def test_an_adapter_may_be_disabled_and_enabled_in_turn():
     model = small()
     bare = text(model)
     outer = adapted(model)
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     with_it = text(model)
     assert with_it != bare
     for _ in range(2):
@@ -446,9 +446,9 @@ def test_a_copy_of_a_packed_model_is_one_of_its_own():
 
 
 @packable
-def test_recordings_of_a_packed_model_follow_a_change():
+def test_captured_forwards_of_a_packed_model_follow_a_change():
     model, plain = pack(small()), small()
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     assert text(model, graphs) == text(plain)
     for change in (in_place, new_parameter, assigned):
         for one in (model, plain):
@@ -457,9 +457,9 @@ def test_recordings_of_a_packed_model_follow_a_change():
 
 
 @packable
-def test_a_model_that_is_packed_after_it_was_recorded_is_recorded_anew():
+def test_a_model_that_is_packed_after_it_was_captured_is_captured_anew():
     model = small()
-    graphs = recorded(model)
+    graphs = in_graphs(model)
     before = text(model, graphs)
     pack(model)
     assert text(model, graphs) == before

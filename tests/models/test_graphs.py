@@ -1,4 +1,4 @@
-"""Recorded forwards: scores and texts as without, none of the model's Python in between, and a clean way back."""
+"""Captured forwards: scores and texts as without, none of the model's Python in between, and a clean way back."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from specnb.decode import PlainDrafter, decode
 from specnb.drafters import CausalLMDraft, NgramDrafter, TreeDrafter
 from specnb.exact.gallery import Unpositioned
 from specnb.models import Window
-from specnb.models.graphs import SIZES, Graphs, captured, taped
+from specnb.models.graphs import SIZES, Graphs, as_cuda_graph, as_operations
 from specnb.target import Target
 from specnb.tree import Drawn, TokenTree
 
@@ -19,12 +19,12 @@ SMALL = TokenTree([4, 5, 6, 7, 8], [-1, 0, 0, 1, 2])
 
 
 def at_once(call):
-    """Records nothing: the same fixed shapes, run each time."""
+    """Captures nothing: the same fixed shapes, run each time."""
     return call
 
 
 def frozen(call):
-    """Negative control: a replay that answers what it answered when it was recorded."""
+    """Negative control: a replay that answers what it answered when it was captured."""
     results = call()
     return lambda: results
 
@@ -44,23 +44,23 @@ def counted(model, monkeypatch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("record", [at_once, taped])
-def test_scores_are_those_without_graphs(family, record):
+@pytest.mark.parametrize("capture", [at_once, as_operations])
+def test_scores_are_those_without_graphs(family, capture):
     model = FAMILIES[family]()
     plain = Target(model, hidden_layers=(0, -1))
-    recorded = Target(model, hidden_layers=(0, -1), forwards=Graphs(model, capacity=64, record=record))
+    in_graphs = Target(model, hidden_layers=(0, -1), forwards=Graphs(model, capacity=64, capture=capture))
     for prefix in ([1, 2, 3], [], list(range(9))):  # after the first one also with nothing but the tree
-        for target in (plain, recorded):
+        for target in (plain, in_graphs):
             target.prefill(prefix)
         for tree in (SMALL, TokenTree([9], [-1]), TokenTree(list(range(8)), [-1, 0, 0, 1, 1, 2, 2, 2])):
-            ours, theirs = recorded.forward(tree), plain.forward(tree)
+            ours, theirs = in_graphs.forward(tree), plain.forward(tree)
             assert same(ours.logits, theirs.logits)
             assert set(ours.hidden) == {0, -1}
             for layer in ours.hidden:
                 assert same(ours.hidden[layer], theirs.hidden[layer])
-            for target in (plain, recorded):
+            for target in (plain, in_graphs):
                 target.commit(tree.path(len(tree) - 1))
-    assert {size for size, _ in recorded.forwards.forwards} == {1, 8}
+    assert {size for size, _ in in_graphs.forwards.forwards} == {1, 8}
 
 
 @pytest.mark.parametrize("wrong", [lambda mask: mask.zero_(), lambda mask: mask.fill_(-1e9)])
@@ -77,18 +77,18 @@ def test_a_wrong_mask_is_noticed(wrong, monkeypatch):
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
-@pytest.mark.parametrize("record", [at_once, taped, frozen])
-def test_texts_are_those_without_graphs(record, heat):
+@pytest.mark.parametrize("capture", [at_once, as_operations, frozen])
+def test_texts_are_those_without_graphs(capture, heat):
     model = llama()
     sampled = {"drawn": Drawn.IID} if heat else {}
     drafters = [NgramDrafter(), TreeDrafter(CausalLMDraft(near_copy(model)), growth.kary(2, 3), **sampled)]
-    graphs = Graphs(model, capacity=128, record=record)
+    graphs = Graphs(model, capacity=128, capture=capture)
     same = []
     for drafter in (*drafters, PlainDrafter()):
         with_graphs, without = (text(model, g, drafter, temperature=heat, seed=3) for g in (graphs, None))
         same.append(with_graphs.tokens == without.tokens)
     assert not graphs.failed
-    assert all(same) is (record is not frozen)
+    assert all(same) is (capture is not frozen)
 
 
 def test_a_replay_runs_nothing_of_the_model(monkeypatch):
@@ -108,7 +108,7 @@ def test_a_replay_runs_nothing_of_the_model(monkeypatch):
 
 
 def test_what_does_not_fit_is_scored_without(monkeypatch):
-    """Trees above the largest size, texts beyond the capacity; the next text finds the recordings it left."""
+    """Trees above the largest size, texts beyond the capacity; the next text finds the captured forwards it left."""
     model = llama()
     wide = TreeDrafter(CausalLMDraft(near_copy(model)), growth.kary(3, 2))  # 13 nodes
     graphs = Graphs(model, capacity=40, sizes=(1, 2, 4))
@@ -124,14 +124,29 @@ def test_what_does_not_fit_is_scored_without(monkeypatch):
     before = dict(graphs.forwards)
     assert text(model, graphs, tokens=20).tokens == expected[:20]
     assert before
-    assert all(graphs.forwards[key] is recorded for key, recorded in before.items())
+    assert all(graphs.forwards[key] is captured for key, captured in before.items())
+
+
+def test_padding_is_written_over_by_the_next_tree():
+    """The worked example: a tree of three nodes in a forward of four, behind three committed tokens."""
+    model = llama()
+    graphs = Graphs(model, capacity=8, sizes=(2, 4))
+    target = Target(model, forwards=graphs)
+    target.prefill([1, 2, 3])
+    target.forward(TokenTree([4, 5, 6], [-1, 0, 0]))
+    forward = graphs.forwards[4, ()]
+    assert forward.numbers[2].tolist() == [3, 4, 5, 6]
+    (mask,) = forward.masks.values()
+    shown = [row.nonzero().flatten().tolist() for row in mask[0, 0] == 0]
+    assert shown == [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [6]]
+    assert target.cache.length + target.cache.pending == 6
 
 
 def test_forwards_are_replayed_until_the_buffers_are_full(monkeypatch):
     """The cache once moved its buffers when a third tree would no longer fit: graphs were dropped without a word."""
     model = llama()
     wide = TreeDrafter(CausalLMDraft(near_copy(model)), growth.kary(3, 2))  # 13 nodes
-    graphs, missed = Graphs(model, capacity=64, sizes=(16,), record=at_once), []
+    graphs, missed = Graphs(model, capacity=64, sizes=(16,), capture=at_once), []
     score = graphs.score
     monkeypatch.setattr(graphs, "score", lambda cache, *rest: score(cache, *rest) or missed.append(cache.length))
     out = text(model, graphs, wide, tokens=70)
@@ -140,7 +155,7 @@ def test_forwards_are_replayed_until_the_buffers_are_full(monkeypatch):
     assert min(missed) + 16 > 64
 
 
-def test_a_model_that_cannot_be_recorded_still_runs(monkeypatch):
+def test_a_model_that_cannot_be_captured_still_runs(monkeypatch):
     model, expected = llama(), text(llama()).tokens
     forward = model.forward
 
@@ -161,24 +176,24 @@ def test_without_a_gpu_there_is_no_cuda_graph():
         pytest.skip("this machine has a GPU")
     model = llama()
     with pytest.warns(UserWarning, match="no graphs for LlamaForCausalLM"):
-        assert text(model, Graphs(model, capacity=128, record=captured)).tokens == text(model).tokens
+        assert text(model, Graphs(model, capacity=128, capture=as_cuda_graph)).tokens == text(model).tokens
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA GRAPH WAS RECORDED: this machine has no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA GRAPH WAS CAPTURED: this machine has no GPU")
 def test_a_cuda_graph_writes_the_same_text():
     model = llama().cuda()
     graphs = Graphs(model, capacity=128)
-    assert graphs.record is captured
+    assert graphs.capture is as_cuda_graph
     assert text(model, graphs).tokens == text(model).tokens
     assert graphs.forwards
     assert not graphs.failed
 
 
 def test_nothing_is_read_off_the_device():
-    """On tensors without content: to record and to score must not wait for a number. The control does, and fails."""
+    """On tensors without content: to capture and to score must not wait for a number. The control does, and fails."""
     with torch.device("meta"):
         model = llama()
-        graphs = Graphs(model, capacity=64, record=at_once)
+        graphs = Graphs(model, capacity=64, capture=at_once)
         graphs.prepare((-1,))
     assert not graphs.failed
     logits, hidden = graphs.score(graphs.cache, SMALL.tokens[None], SMALL.depth[None], None, (-1,))
@@ -225,7 +240,7 @@ def test_settings_without_sense_are_refused(settings):
         Graphs(llama(), **settings)
 
 
-def test_a_model_in_training_is_recorded_without_dropout():
+def test_a_model_in_training_is_captured_without_dropout():
     model = llama(attention_dropout=0.5)
     right = text(model).tokens
     graphs = Graphs(model.train(), capacity=128)

@@ -1,5 +1,6 @@
 """Invariant forwards: logits of a tree are to the bit those of one node at a time; each control differs."""
 
+import math
 import random
 
 import pytest
@@ -124,6 +125,33 @@ def test_the_real_model_and_each_control(smollm2, monkeypatch):
     assert differing(model, 50, [12], plain=lambda model: Invariant(model, rows=1)) > 0
     monkeypatch.setattr(invariant, "_places", physical)
     assert differing(model, 50, [12]) > 0
+
+
+def test_a_block_and_a_gathered_key_by_hand():
+    """The worked example of attention: a block of 32 keys of score 0, and one key of score ln 32, weigh the same."""
+    keys = torch.tensor([0.0] * 32 + [math.log(32)]).view(1, 1, 33, 1)
+    values = torch.tensor([1.0] * 32 + [3.0]).view(1, 1, 33, 1)
+    places = invariant.Places(
+        beyond=torch.zeros(1, 1, 1, 1, dtype=torch.bool),
+        start=32,
+        slots=torch.tensor([[0]]),
+        hidden=torch.zeros(1, 1, 1, dtype=torch.bool),
+    )
+    out, _ = invariant.attention(None, torch.ones(1, 1, 2, 1), keys, values, None, 1.0, places)
+    assert out.shape == (1, 2, 1, 1)  # one own row, and a copy
+    assert same(out, torch.full_like(out, 2.0), products=34)
+
+
+def test_places_by_hand():
+    """The worked example of places: the second child of a root behind 40 committed tokens."""
+    visible = torch.ones(3, 43, dtype=torch.bool).tril(40)
+    visible[2, 41] = False
+    places = invariant._places(visible, torch.tensor([40, 41, 41]), depth=4)
+    assert places.start == 32
+    assert not places.beyond.any()
+    seen = (places.start + places.slots[2])[~places.hidden[2, 0]]
+    assert seen.tolist() == [*range(32, 41), 42]
+    assert places.hidden[2].sum() == 26
 
 
 def test_experts_are_refused():

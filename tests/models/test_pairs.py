@@ -77,7 +77,7 @@ def test_the_weights_are_those_in_the_folder(tiny, pair):
 
 def test_the_default_device_is_the_best_there_is(tiny):
     expected = "cuda" if torch.cuda.is_available() else "cpu"
-    assert models.device().type == expected
+    assert models.best_device().type == expected
     assert models.load_pair(tiny, dtype="float32").target.device.type == expected
 
 
@@ -163,10 +163,10 @@ def test_a_folder_with_a_part_missing_names_the_part(tmp_path, file, part):
 )
 def test_the_fastest_dtype_that_is_exact_enough(device, kernels, chosen, packed, monkeypatch):
     monkeypatch.setattr(packing, "possible", lambda dtype: dtype in kernels)
-    monkeypatch.setattr(pairs, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(pairs, "best_device", lambda: torch.device("cpu"))
     real = torch.bfloat16 in kernels
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: real or including_emulation)
-    assert pairs.fastest(device) == (chosen, packed)
+    assert pairs.fastest_dtype(device) == (chosen, packed)
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -185,7 +185,7 @@ def test_a_pair_without_a_dtype_takes_the_fastest_and_says_which(tiny, kernels, 
 @pytest.mark.parametrize("quantised", [False, True])
 def test_a_quantised_checkpoint_is_not_packed_by_itself(quantised, tmp_path, monkeypatch):
     made, asked = folder(tmp_path, template=TEMPLATE), []
-    monkeypatch.setattr(pairs, "fastest", lambda where: ("float32", True))
+    monkeypatch.setattr(pairs, "fastest_dtype", lambda where: ("float32", True))
     monkeypatch.setattr(pairs, "_load", lambda name, kind, where, packed: asked.append(packed) or (None, None))
     if quantised:
         config = json.loads((tmp_path / "config.json").read_text())
@@ -220,14 +220,14 @@ def test_loading_leaves_the_settings_of_transformers_alone(tiny):
 @pytest.mark.parametrize("name", ["int8", "float", "bf16", ""])
 def test_an_unknown_dtype_names_the_known_ones(name):
     message = f"unknown dtype '{name}': known are bfloat16, float16, float32, float64"
-    for call in (models.dtype, lambda dtype: models.load_pair("no-such/model", dtype=dtype)):
+    for call in (models.as_dtype, lambda dtype: models.load_pair("no-such/model", dtype=dtype)):
         with pytest.raises(ValueError, match=message):
             call(name)
 
 
 def test_known_dtypes():
     for name in ("bfloat16", "float16", "float32", "float64"):
-        assert models.dtype(name) is getattr(torch, name) is models.dtype(getattr(torch, name))
+        assert models.as_dtype(name) is getattr(torch, name) is models.as_dtype(getattr(torch, name))
 
 
 @pytest.mark.parametrize(

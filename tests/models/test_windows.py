@@ -1,5 +1,7 @@
 """StreamingLLM's window: no change until it is full; then the cache holds what the policy says, rightly turned."""
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -11,6 +13,7 @@ from specnb import decode, growth, masks, verifiers
 from specnb.cache import ARGUMENT, TreeCache
 from specnb.drafters import CausalLMDraft, TreeDrafter
 from specnb.models import Window
+from specnb.models.windows import turned
 from specnb.target import Target
 from specnb.tree import TokenTree
 
@@ -61,6 +64,13 @@ def test_speculation_under_a_window():
     run = lambda target: decode.decode(target, drafter, verifiers.greedy, [1, 2, 3], max_new_tokens=60).tokens  # noqa: E731
     assert run(Target(model, window=Window(4, 100))) == run(Target(model))
     assert run(Target(model, window=Window(2, 6))) != run(Target(model))
+
+
+def test_a_key_of_two_entries_is_turned_by_a_radian_a_position():
+    """The worked example of ``turned``."""
+    rotary = llama(hidden_size=8, num_attention_heads=4).base_model.rotary_emb
+    key = torch.tensor([[[[1.0, 0.0]]]])
+    assert same(turned(key, rotary, 3), torch.tensor([[[[math.cos(3), math.sin(3)]]]]), products=3)
 
 
 def test_bad_windows_are_refused():

@@ -139,4 +139,5 @@ def test_every_new_spelling_of_a_rule_is_the_same_rule():
 def test_every_new_method_is_in_the_table():
     new = [other for (kind, _), other in names().items() if kind == "method"]
     assert len(new) == 122
-    assert set(new) <= set(methods.METHODS)
+    never_recorded = {"generate, unpacked"}  # no recording has it
+    assert set(new) - set(methods.METHODS) == never_recorded

@@ -50,7 +50,7 @@ def test_laws_hold_and_the_control_fails():
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize("name", ["undrafted, in graphs", "pair-chain-2, in graphs"])
-def test_a_method_whose_forwards_cannot_be_recorded_fails(name, monkeypatch):
+def test_a_method_whose_forwards_cannot_be_captured_fails(name, monkeypatch):
     """Else its seconds would be those without graphs, under the name of those with."""
 
     def cannot(call):
@@ -60,7 +60,7 @@ def test_a_method_whose_forwards_cannot_be_recorded_fails(name, monkeypatch):
     loading._graphs.cache_clear()
     loading._draft_model.cache_clear()
     race.WARM.clear()
-    monkeypatch.setattr(graphs, "taped", cannot)
+    monkeypatch.setattr(graphs, "as_operations", cannot)
     (row,) = race.race_block("conversation-01", [name], length=6)
     assert row["status"] == "failed"
     assert "no graphs for LlamaForCausalLM: no such device" in row["error"]

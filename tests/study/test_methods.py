@@ -15,6 +15,7 @@ from specnb.drafters import (
     SelfDrafter,
     TreeDrafter,
 )  # fmt: skip
+from specnb.drafters.seconds import ForwardSeconds
 from specnb.exact import gallery
 from specnb.growth import EAGLE_25, MEDUSA_63, DynaTree, Eagle2, Pct, Salf, Static, chain, kary
 from specnb.models import Window

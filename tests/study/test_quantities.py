@@ -9,7 +9,7 @@ import pytest
 from specnb import heads
 from specnb.growth import EAGLE_25, Eagle2, chain, kary
 from specnb.models import files
-from study import experiments, quantities, replay
+from study import experiments, paper, quantities, replay
 from study.measure.race import ROW
 from study.prices import Prices
 from study.quantities import HEADS, chains_of, replayed, verified
@@ -109,7 +109,7 @@ def test_shares_of_the_calibration_error_add_up_to_it(recorded):
     assert found["ece"].mean() == pytest.approx(heads.ece(alive["confidence"], alive["hit"]))
     assert found["ece"].std() > 0
     above = table.groupby(["prompt", "place"])["path"].shift(fill_value=1.0)
-    drafted = table[above >= quantities.PRICE]
+    drafted = table[above >= paper.EDD_PRICE_7B]
     assert len(drafted) < len(table)
     assert found["ece of paths"].mean() == pytest.approx(heads.ece(drafted["path"], drafted["hit"]))
 

@@ -70,7 +70,7 @@ SPOILED = {
     ),
     "block, h is p": ("block", ("h = Z / (Z + 1 - p[i]) if Z + 1 - p[i] > 0 else 1.0", "pass")),
     "traversal, survivals kept": ("traversal", ("descend(v)  # every p below v again", "# every p below v again")),
-    "traversal, q kept": ("traversal", ("M_s[v] = norm(struck(M_s[v], tree.token_list[X]), M_s[v])", "pass")),
+    "traversal, q kept": ("traversal", ("M_s[v] = norm(struck(M_s[v], x), M_s[v])", "pass")),
 }
 
 
