@@ -104,7 +104,7 @@ def test_the_embedded_model_is_drafted_for_by_the_fastest_recorded_method(smollm
     assert choice.why == ""
     assert isinstance(ours, AutoDrafter)
     assert type(ours) is type(theirs)
-    assert type(ours.salf.draft_model) is type(theirs.salf.draft_model)
+    assert type(ours.tree_drafter.draft_model) is type(theirs.tree_drafter.draft_model)
     assert ours.hidden_layers == theirs.hidden_layers
     assert ours.search == theirs.search
     assert ours.inner.other.budget == theirs.inner.other.budget
