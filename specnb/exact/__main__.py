@@ -1,0 +1,83 @@
+"""python -m specnb.exact FILE.py:FUNCTION --as CONVENTION: is this sampler lossless? By its exact output law.
+
+Exit status: 0 if it is lossless, 1 if it is not or cannot be judged, 2 for a wrong command.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+NAMES = ("plain", "transformers", "vllm", "sglang", "posterior", "verifier")
+
+
+def options(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m specnb.exact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sampler", metavar="FILE.py:FUNCTION", help="or MODULE:FUNCTION, of an installed package")
+    parser.add_argument("--as", dest="convention", choices=NAMES, default="plain", help="how it is called (plain)")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="draft tokens; by default 1 and 2")
+    parser.add_argument("--dtype", default="float64", choices=["float64", "float32", "bfloat16", "float16"],
+                        help="in which it computes: what may be called rounding depends on it (float64)")  # fmt: skip
+    parser.add_argument("--by-design", action="store_true", help="its authors mean it to be lossy: say by how much")
+    given = parser.parse_args(words)
+    place, colon, function = given.sampler.rpartition(":")
+    if not colon or not place or not function:
+        parser.error(f"say FILE.py:FUNCTION or MODULE:FUNCTION, got {given.sampler!r}")
+    given.place = place
+    given.function = function
+    given.refuse = parser.error
+    return given
+
+
+def loaded(place: str, function: str) -> Callable:
+    """A function of a file or of an installed module; ValueError if there is none."""
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.exists():
+            raise ValueError(f"there is no file {place}")
+        sys.path.insert(0, str(path.resolve().parent))  # what stands beside it can be imported, as when it is run
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"there is no module {place} here ({error})") from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("__")]
+        raise ValueError(f"{place} has no function {function}: it has {', '.join(known) or 'none'}")
+    return found
+
+
+def main(words: list[str] | None = None) -> int:
+    """The command line; the exit status. words: its arguments, None for those of the process."""
+    given = options(words)
+    import torch
+
+    from specnb.exact.conventions import CONVENTIONS
+    from specnb.exact.judgement import BY_DESIGN, judge
+
+    try:
+        sampler = loaded(given.place, given.function)
+        found = judge(
+            sampler,
+            CONVENTIONS[given.convention],
+            lengths=given.lengths,
+            dtype=getattr(torch, given.dtype),
+            by_design=given.by_design,
+        )
+    except ValueError as error:
+        given.refuse(str(error))
+    print(found)
+    return 0 if found.is_lossless or found.verdict == BY_DESIGN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

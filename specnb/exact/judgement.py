@@ -1,0 +1,443 @@
+"""Is a sampler lossless? Anybody's, by its exact output law on small worlds; if not, the smallest counterexample.
+
+A *world* is a target law p and a draft law q over a few tokens. In a world drafts are drawn from q, the sampler elects
+tokens, and p itself completes the text: the law of the text has to be p's own. ``judge`` compares the two in worlds
+that are flat, peaked, with zeros, tied, cut, with p = q and with nothing in common. Which arguments a sampler takes is
+said by a ``Convention`` (``conventions``).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from specnb.exact.enumeration import Law, Model, joint, law, random_model, sample, total_variation
+from specnb.exact.random_functions import randomness
+from specnb.exact.symbols import RandomnessError
+from specnb.sampling import Coins
+
+EXACT = 1e-12  # largest distance of laws that are equal, in float64
+ROUNDINGS = 8  # of a sampler that computes in less, in units of its epsilon
+MOST_SCRIPTS = 200_000  # sequences of coins in one world
+
+LOSSLESS = "lossless"
+ROUNDING = "lossless up to rounding"
+LOSSY = "not lossless"
+BY_DESIGN = "lossy by design"
+NOT_JUDGED = "not judged"
+
+
+# --- worlds
+
+
+@dataclass(frozen=True)
+class World:
+    """A target law p and a draft law q behind every text of at most a few tokens."""
+
+    name: str
+    vocabulary: int
+    p: Model = field(repr=False)
+    q: Model = field(repr=False)
+
+
+def _changed(model: Model, change: Callable[[Tensor], Tensor]) -> Model:
+    """A model whose laws are changed and normalised."""
+
+    @cache
+    def changed(prefix: tuple[int, ...]) -> Tensor:
+        weights = change(model(prefix))
+        return weights / weights.sum()
+
+    return changed
+
+
+def _top_k(law_of_token: Tensor, k: int = 2) -> Tensor:
+    """Only the k largest."""
+    smallest_kept = law_of_token.topk(k).values[-1]
+    return law_of_token.where(law_of_token >= smallest_kept, 0.0)
+
+
+def _without(token: int) -> Callable[[Tensor], Tensor]:
+    """A token that is impossible."""
+
+    def change(law_of_token: Tensor) -> Tensor:
+        rest = law_of_token.clone()
+        rest[token] = 0
+        return rest
+
+    return change
+
+
+def _tied(law_of_token: Tensor) -> Tensor:
+    """Quarters: many numbers are equal."""
+    return (law_of_token * 4).round() + 1
+
+
+def worlds(vocabulary: int = 3) -> list[World]:
+    """The worlds in which ``judge`` tries a sampler, the plainest first."""
+    first = random_model(vocabulary, seed=1)
+    second = random_model(vocabulary, seed=2)
+    flat = random_model(vocabulary, seed=3, sharpness=0.0)
+    peaked = random_model(vocabulary, seed=4, sharpness=6.0)
+    last = vocabulary - 1
+    pairs = {
+        "p and q differ": (first, second),
+        "q is flat": (first, flat),
+        "p is flat": (flat, second),
+        "q is peaked": (first, peaked),
+        "p = q": (first, first),
+        "q misses a token": (first, _changed(second, _without(last))),
+        "p misses a token": (_changed(first, _without(0)), second),
+        "nothing in common": (_changed(first, _only(0)), _changed(second, _without(0))),
+        "tied": (_changed(first, _tied), _changed(second, _tied)),
+        "both cut to the top 2": (_changed(first, _top_k), _changed(second, _top_k)),
+        "p cut to the top 2": (_changed(first, _top_k), second),
+    }
+    return [World(name, vocabulary, p, q) for name, (p, q) in pairs.items()]
+
+
+def _only(token: int) -> Callable[[Tensor], Tensor]:
+    """A token that is certain."""
+
+    def change(law_of_token: Tensor) -> Tensor:
+        alone = torch.zeros_like(law_of_token)
+        alone[token] = 1
+        return alone
+
+    return change
+
+
+# --- conventions: how a sampler is called
+
+
+Step = Callable[[World, int, Coins], tuple[int, ...]]  # world, draft tokens, coins → the tokens of one step
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How a sampler is called: ``step`` makes of it one step of decoding in a world; lengths of drafts to try."""
+
+    name: str
+    step: Callable[[Callable], Step]
+    says: str
+    lengths: tuple[int, ...] = (1, 2)
+
+
+def rows(model: Model, drafted: Sequence[int], count: int) -> Tensor:
+    """(count, V) a model's laws behind the first 0, 1, 2, … tokens of a chain."""
+    return torch.stack([model(tuple(drafted[:length])) for length in range(count)])
+
+
+def draw_chain(q: Model, length: int, coins: Coins) -> list[int]:
+    """A chain of draft tokens, each drawn from q behind those before."""
+    drafted: list[int] = []
+    for _ in range(length):
+        drafted.append(coins.choose(q(tuple(drafted))))
+    return drafted
+
+
+def chain_step(verify: Callable[[Tensor, Tensor, list[int]], Sequence[int]]) -> Step:
+    """A step that drafts a chain; verify(p (γ + 1, V), q (γ, V), drafted) returns what it commits.
+
+    Whatever is random in verify is decided by the step's coins.
+    """
+
+    def step(world: World, length: int, coins: Coins) -> tuple[int, ...]:
+        drafted = draw_chain(world.q, length, coins)
+        p = rows(world.p, drafted, length + 1)
+        q = rows(world.q, drafted, length)
+        with randomness(coins):
+            tokens = verify(p, q, drafted)
+        return tuple(int(token) for token in tokens)
+
+    return step
+
+
+# --- the judgement
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """A world in which a sampler's law is not the target's.
+
+    tokens: the text whose probability is wrong by most; given: what the sampler gives it, right: what p gives it. laws:
+    text → both probabilities. scripts: the coins that lead to the text, with what they commit and how probable it is.
+    """
+
+    world: World
+    length: int
+    tokens: tuple[int, ...]
+    given: float
+    right: float
+    laws: dict[tuple[int, ...], tuple[float, float]] = field(repr=False)
+    scripts: "tuple[Script, ...]" = field(repr=False)
+
+    def __str__(self) -> str:
+        lines = [
+            f"In the world {self.world.name!r}, with {self.length} draft token(s), the text {list(self.tokens)}",
+            f"comes out with probability {self.given:.6f}; the target's own is {self.right:.6f}.",
+            "",
+            "behind     p                        q",
+        ]
+        for length in range(self.length):
+            prefix = self.tokens[:length]
+            lines.append(f"{list(prefix)!s:10} {_shown(self.world.p(prefix))}   {_shown(self.world.q(prefix))}")
+        lines += ["", "text        sampler    target"]
+        for tokens, (given, right) in sorted(self.laws.items()):
+            mark = "  <-" if tokens == self.tokens else ""
+            lines.append(f"{list(tokens)!s:10} {given:9.6f} {right:9.6f}{mark}")
+        lines += ["", f"Coins that lead to {list(self.tokens)}:"]
+        for script in sorted(self.scripts, key=lambda one: -one.probability)[:6]:
+            lines.append(f"  {script.probability:.6f}  {script}")
+        return "\n".join(lines)
+
+
+def _shown(law_of_token: Tensor) -> str:
+    return "(" + ", ".join(f"{number:.4f}" for number in law_of_token.tolist()) + ")"
+
+
+@dataclass(frozen=True)
+class Toss:
+    """One coin or choice: the probabilities of its outcomes, and which one it was."""
+
+    probabilities: tuple[float, ...]
+    outcome: int
+    is_coin: bool
+
+    def __str__(self) -> str:
+        if self.is_coin:
+            answer = "yes" if self.outcome else "no"
+            return f"coin of {self.probabilities[1]:.4f}: {answer}"
+        shown = ", ".join(f"{number:.4f}" for number in self.probabilities)
+        return f"draw from ({shown}): {self.outcome}"
+
+
+@dataclass(frozen=True)
+class Script:
+    """One way a step can go: its coins, what it commits, and the probability of it all."""
+
+    tosses: tuple[Toss, ...]
+    committed: tuple[int, ...]
+    probability: float
+
+    def __str__(self) -> str:
+        return " · ".join(map(str, self.tosses)) + f" → commits {list(self.committed)}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What ``judge`` found. verdict: one of the five above; distance: the largest total variation between the laws.
+
+    worst: where that is. judged: how many worlds and draft lengths were tried; scripts: how many sequences of coins
+    that took, in all. reason: why it was not judged.
+    """
+
+    verdict: str
+    distance: float
+    judged: int
+    scripts: int
+    counterexample: Counterexample | None = None
+    reason: str = ""
+
+    @property
+    def is_lossless(self) -> bool:
+        return self.verdict in (LOSSLESS, ROUNDING)
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict}: total variation {self.distance:.1e} at most"]
+        lines[0] += f", {self.judged} worlds and draft lengths, {self.scripts} sequences of coins"
+        if self.reason:
+            lines.append(self.reason)
+        if self.counterexample is not None:
+            lines += ["", str(self.counterexample)]
+        return "\n".join(lines)
+
+
+def judge(
+    sampler: Callable,
+    convention: Convention,
+    *,
+    tried: Sequence[World] | None = None,
+    lengths: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    by_design: bool = False,
+) -> Judgement:
+    """Whether a sampler is lossless, by its exact output law in every world and with every draft length.
+
+    sampler: somebody's function, unchanged; convention: how it is called. tried: the worlds, None for all of
+    ``worlds()``. lengths: of drafts, None for the convention's. dtype: in which the sampler computes, which bounds what
+    may be called rounding: ROUNDINGS of its epsilons. by_design: its authors mean it to be lossy.
+
+    Example: a sampler that takes the bonus token from q is told apart from one that takes it from p in the first world.
+    """
+    step = convention.step(sampler)
+    worst = 0.0
+    where: tuple[World, int] | None = None
+    judged = 0
+    scripts = 0
+    for length in convention.lengths if lengths is None else lengths:
+        for world in worlds() if tried is None else tried:
+            try:
+                found = step_law(step, world, length)
+                distance = total_variation(found.texts, joint(world.p, length + 1))
+                shown = None
+                if distance > _allowed(dtype):
+                    shown = counterexample(step, world, length)
+            except RandomnessError as error:
+                return Judgement(NOT_JUDGED, worst, judged, scripts, reason=str(error))
+            judged += 1
+            scripts += found.scripts
+            if shown is not None:
+                verdict = BY_DESIGN if by_design else LOSSY
+                return Judgement(verdict, distance, judged, scripts, shown)
+            if distance > worst:
+                worst = distance
+                where = (world, length)
+    if worst <= EXACT:
+        return Judgement(LOSSLESS, worst, judged, scripts)
+    world, length = where
+    bound = _allowed(dtype)
+    reason = f"the largest distance, in the world {world.name!r} with {length} draft token(s), is below {bound:.1e}, "
+    reason += f"{ROUNDINGS} epsilons of {dtype}"
+    return Judgement(ROUNDING, worst, judged, scripts, reason=reason)
+
+
+def _allowed(dtype: torch.dtype) -> float:
+    """The largest distance that rounding may make."""
+    if dtype == torch.float64:
+        return EXACT
+    return ROUNDINGS * torch.finfo(dtype).eps
+
+
+def assert_lossless(sampler: Callable, convention: Convention, **settings) -> None:
+    """AssertionError, with the counterexample, unless a sampler is lossless: for a test of your own."""
+    found = judge(sampler, convention, **settings)
+    if not found.is_lossless:
+        raise AssertionError(str(found))
+
+
+# --- one world
+
+
+@dataclass(frozen=True)
+class StepLaw:
+    """The law of the texts that a step begins and the target completes, and how many sequences of coins it took."""
+
+    texts: Law
+    scripts: int
+
+
+class _Noted:
+    """Coins that keep what was tossed, and can play it once more."""
+
+    def __init__(self, coins: Coins):
+        self.coins = coins
+        self.uniforms: list[float] = []
+        self.tosses: list[Toss] = []
+        self.replayed: int | None = None  # tosses played again so far; None at the first run
+
+    def _again(self, probabilities: tuple[float, ...], is_coin: bool) -> int | None:
+        """The outcome at the first run; None if this is it."""
+        if self.replayed is None:
+            return None
+        earlier = self.tosses[self.replayed] if self.replayed < len(self.tosses) else None
+        if earlier is None or earlier.is_coin != is_coin or earlier.probabilities != probabilities:
+            raise RandomnessError(
+                "run twice with the same coins, the sampler did something else the second time: it keeps a state, or "
+                "draws from a generator that was made before"
+            )
+        self.replayed += 1
+        return earlier.outcome
+
+    def accept(self, probability: float) -> bool:
+        probabilities = (1 - probability, probability)
+        outcome = self._again(probabilities, True)
+        if outcome is None:
+            outcome = int(self.coins.accept(probability))
+            self.tosses.append(Toss(probabilities, outcome, True))
+        return bool(outcome)
+
+    def choose(self, probabilities: Tensor) -> int:
+        weights = probabilities.double()
+        normalised = tuple((weights / weights.sum()).tolist())
+        outcome = self._again(normalised, False)
+        if outcome is None:
+            outcome = self.coins.choose(probabilities)
+            self.tosses.append(Toss(normalised, outcome, False))
+        return outcome
+
+
+def _run(step: Step, world: World, length: int, coins: Coins) -> Script:
+    """A step, twice with the same coins: a difference means that something else is random, too."""
+    noted = _Noted(coins)
+    committed = step(world, length, noted)
+    noted.replayed = 0
+    again = step(world, length, noted)
+    if again != committed or noted.replayed != len(noted.tosses):
+        raise RandomnessError(
+            f"run twice with the same coins, the sampler commits {list(committed)} and then {list(again)}: it keeps a "
+            f"state, or draws from a generator that was made before"
+        )
+    _check_committed(committed, world, length)
+    probability = 1.0
+    for toss in noted.tosses:
+        probability *= toss.probabilities[toss.outcome]
+    return Script(tuple(noted.tosses), committed, probability)
+
+
+def _check_committed(committed: tuple[int, ...], world: World, length: int) -> None:
+    """ValueError for what is no step: nothing, too many tokens, tokens that do not exist."""
+    if not 1 <= len(committed) <= length + 1:
+        raise ValueError(
+            f"a step with {length} draft token(s) commits 1 to {length + 1} tokens, the sampler gave {list(committed)}"
+        )
+    if min(committed) < 0 or max(committed) >= world.vocabulary:
+        raise ValueError(f"the sampler gave {list(committed)}, where token ids are 0 to {world.vocabulary - 1}")
+
+
+def step_law(step: Step, world: World, length: int) -> StepLaw:
+    """The exact law of texts of length + 1 tokens. RandomnessError if more than MOST_SCRIPTS runs would be needed."""
+    scripts = 0
+
+    def committed(coins: Coins) -> tuple[int, ...]:
+        nonlocal scripts
+        scripts += 1
+        if scripts > MOST_SCRIPTS:
+            raise RandomnessError(
+                f"more than {MOST_SCRIPTS} sequences of coins in the world {world.name!r}: ask for shorter drafts"
+            )
+        return _run(step, world, length, coins).committed
+
+    texts: Law = defaultdict(float)
+    for tokens, mass in law(committed).items():
+        for text, chance in _completed(world.p, tokens, length + 1).items():
+            texts[text] += mass * chance
+    return StepLaw(dict(texts), scripts)
+
+
+def _completed(p: Model, tokens: tuple[int, ...], length: int) -> Law:
+    """The law of a text that begins with these tokens."""
+    return law(partial(sample, p, tokens, length))
+
+
+def counterexample(step: Step, world: World, length: int) -> Counterexample:
+    """The text whose probability a sampler gets wrong by most, with all that leads to it."""
+    given = step_law(step, world, length).texts
+    right = joint(world.p, length + 1)
+    laws = {}
+    for tokens in sorted({*given, *right}):
+        laws[tokens] = (given.get(tokens, 0.0), right.get(tokens, 0.0))
+    wrong = max(laws, key=lambda tokens: abs(laws[tokens][0] - laws[tokens][1]))
+    scripts: list[Script] = []
+
+    def noted(coins: Coins) -> int:
+        script = _run(step, world, length, coins)
+        if script.committed == wrong[: len(script.committed)]:
+            scripts.append(script)
+        return 0
+
+    law(noted)
+    return Counterexample(world, length, wrong, *laws[wrong], laws, tuple(scripts))

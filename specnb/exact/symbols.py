@@ -1,0 +1,383 @@
+"""Random numbers that are not drawn: of each only what a sampler finds out about it is decided, by a coin.
+
+A ``Cell`` stands for one number u, uniform on (0, 1). A sampler holds expressions of it: ``Uniform`` is a + b u, and
+``Noise`` is made of e = −log u, which is exponential. What a comparison asks is one coin: u < x has the probability x,
+and is remembered as an interval, so that the same number asked twice answers consistently. What an argmax over noise
+asks is one draw: of scores w / e, or log w + g with Gumbel's g = −log e, the largest is the i-th with probability
+w_i / Σ w. Noise that is raced a second time, with other weights, has a joint law with the first winner, which
+``second_winner`` computes.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from specnb.sampling import Coins
+
+ROUNDING = 1e-14  # a smaller probability is no outcome, but the rounding of a sum that should be 0 or 1
+EPSILON = 1e-6  # what samplers add within a logarithm to keep it finite; it is taken as 0
+
+
+class RandomnessError(ValueError):
+    """A sampler does with a random number what cannot be enumerated: it cannot be judged. Names the sampler's line."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason + _where())
+
+
+def _where() -> str:
+    """The innermost line that runs now and is neither ours nor a library's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        is_ours = path.parent == Path(__file__).parent
+        is_librarys = any(name in path.parts for name in ("torch", "numpy", "unittest")) or path.name == "contextlib.py"
+        if not is_ours and not is_librarys:
+            return f" ({path.name}, line {frame.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+@dataclass(eq=False)
+class Race:
+    """Noise that has been raced: whose, with which weights, and who won."""
+
+    cells: "list[Cell]"
+    weights: list[float]
+    winner: int
+    again: bool = False  # raced a second time, too
+
+
+@dataclass(eq=False)
+class Cell:
+    """One uniform number, and all that is known of it: low < u < high, or the race in which it took part."""
+
+    coins: "Coins"
+    low: float = 0.0
+    high: float = 1.0
+    race: Race | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.race is None and self.low == 0.0 and self.high == 1.0
+
+    def below(self, threshold: float) -> bool:
+        """Whether u < threshold: by what is known, else by a coin, after which more is known.
+
+        Example: a fresh number is below .5 by a fair coin; if it is not, it is below .75 by another fair one.
+        """
+        if self.race is not None:
+            raise RandomnessError("a number that decided an argmax is compared with another one")
+        if math.isnan(threshold):
+            return False
+        if threshold >= self.high - ROUNDING:
+            return True
+        if threshold <= self.low + ROUNDING:
+            return False
+        is_below = self.coins.accept((threshold - self.low) / (self.high - self.low))
+        if is_below:
+            self.high = threshold
+        else:
+            self.low = threshold
+        return is_below
+
+
+def refuse(self, *others):
+    """In place of what has no meaning for an expression of random numbers."""
+    raise RandomnessError(
+        f"a random number ({type(self).__name__.lower()}) is used otherwise than in a comparison or an argmax"
+    )
+
+
+class Expression:
+    """What a sampler holds in place of a random number. Whatever is not defined in a subclass is refused."""
+
+    __hash__ = object.__hash__
+    __bool__ = __float__ = __int__ = __index__ = __abs__ = __pow__ = __rpow__ = __mod__ = __floordiv__ = refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = refuse
+    log = exp = refuse
+
+    def __round__(self, digits=None):
+        refuse(self)
+
+    def bounded(self, low: float | None, high: float | None) -> "Expression":
+        """After a clamp that only keeps logarithms finite."""
+        if low is not None and low > EPSILON:
+            refuse(self)
+        if high is not None and high < 1 - EPSILON:
+            refuse(self)
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Uniform(Expression):
+    """shift + scale · u."""
+
+    cell: Cell
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def __add__(self, number):
+        return Uniform(self.cell, self.scale, self.shift + as_number(self, number))
+
+    def __mul__(self, number):
+        number = as_number(self, number)
+        if number == 0:
+            return 0.0
+        return Uniform(self.cell, self.scale * number, self.shift * number)
+
+    def __neg__(self):
+        return Uniform(self.cell, -self.scale, -self.shift)
+
+    def __sub__(self, number):
+        return self + -as_number(self, number)
+
+    def __rsub__(self, number):
+        return -self + number
+
+    def __truediv__(self, number):
+        number = as_number(self, number)
+        if number == 0:
+            refuse(self)
+        return Uniform(self.cell, self.scale / number, self.shift / number)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __lt__(self, number):
+        threshold = (as_number(self, number) - self.shift) / self.scale
+        if self.scale > 0:
+            return self.cell.below(threshold)
+        return not math.isnan(threshold) and not self.cell.below(threshold)
+
+    def __gt__(self, number):
+        return -self < -as_number(self, number)
+
+    __le__ = __lt__  # that both are equal has no probability
+    __ge__ = __gt__
+
+    def log(self):
+        """log u = −e, and log(1 − u) likewise, since 1 − u is uniform, too."""
+        is_plain = self.scale == 1 and 0 <= self.shift <= EPSILON
+        if not is_plain:
+            refuse(self)
+        return Noise(self.cell, 0.0, NEGATIVE)
+
+
+ARRIVAL = "e / w"
+SCORE = "w / e"
+GUMBEL = "log w − log e"
+NEGATIVE_GUMBEL = "log e − log w"
+NEGATIVE = "− e / w"
+
+
+@dataclass(frozen=True, eq=False)
+class Noise(Expression):
+    """Exponential noise e = −log u with a weight w, in one of five forms. log_weight: log w, −inf for a weight of 0."""
+
+    cell: Cell
+    log_weight: float
+    form: str
+
+    def _turned(self, forms: dict[str, str], change: float = 0.0) -> "Noise":
+        """The same noise in another form, its log weight changed; refused for a form that is not listed."""
+        if self.form not in forms:
+            refuse(self)
+        return Noise(self.cell, self.log_weight + change, forms[self.form])
+
+    def __neg__(self):
+        return self._turned({GUMBEL: NEGATIVE_GUMBEL, NEGATIVE_GUMBEL: GUMBEL, NEGATIVE: ARRIVAL, ARRIVAL: NEGATIVE})
+
+    def log(self):
+        return self._turned({ARRIVAL: NEGATIVE_GUMBEL, SCORE: GUMBEL})
+
+    def exp(self):
+        return self._turned({GUMBEL: SCORE, NEGATIVE_GUMBEL: ARRIVAL})
+
+    def __add__(self, number):
+        number = as_number(self, number)
+        if self.form in (ARRIVAL, SCORE, NEGATIVE):
+            if abs(number) > EPSILON:
+                refuse(self)
+            return self
+        if self.form == GUMBEL:
+            return self._turned({GUMBEL: GUMBEL}, number)
+        return self._turned({NEGATIVE_GUMBEL: NEGATIVE_GUMBEL}, -number)
+
+    def __sub__(self, number):
+        return self + -as_number(self, number)
+
+    def __rsub__(self, number):
+        return -self + number
+
+    def __mul__(self, number):
+        log_factor = log_of(self, number)
+        if self.form in (ARRIVAL, NEGATIVE):
+            return self._turned({ARRIVAL: ARRIVAL, NEGATIVE: NEGATIVE}, -log_factor)
+        return self._turned({SCORE: SCORE}, log_factor)
+
+    def __truediv__(self, number):
+        log_factor = log_of(self, number)
+        if self.form in (ARRIVAL, NEGATIVE):
+            return self._turned({ARRIVAL: ARRIVAL, NEGATIVE: NEGATIVE}, log_factor)
+        return self._turned({SCORE: SCORE}, -log_factor)
+
+    def __rtruediv__(self, number):
+        return self._turned({ARRIVAL: SCORE, SCORE: ARRIVAL}, log_of(self, number))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __lt__(self, other):
+        if isinstance(other, Noise):
+            return self._beats(other) == (self.form in (ARRIVAL, NEGATIVE_GUMBEL))
+        return self._below(as_number(self, other))
+
+    def __gt__(self, other):
+        if isinstance(other, Noise):
+            return self._beats(other) == (self.form in (SCORE, GUMBEL))
+        threshold = as_number(self, other)
+        return not math.isnan(threshold) and not self._below(threshold)
+
+    __le__ = __lt__
+    __ge__ = __gt__
+
+    def _below(self, threshold: float) -> bool:
+        """A comparison with a number, as one of u: e < x is u > exp(−x)."""
+        if math.isnan(threshold):
+            return False
+        weight = math.exp(self.log_weight)
+        if self.form == ARRIVAL:  # e / w < x
+            return not self.cell.below(math.exp(-max(threshold, 0.0) * weight))
+        if self.form == NEGATIVE:  # −e / w < x
+            return self.cell.below(math.exp(min(threshold, 0.0) * weight))
+        return refuse(self)
+
+    def _beats(self, other: "Noise") -> bool:
+        """Who wins a race of two: what a running maximum asks. Only for noise that has won nothing before."""
+        if self.form != other.form or self.cell is other.cell:
+            refuse(self)
+        return elect(self.cell.coins, [self, other]) == 0
+
+
+class Spent(Expression):
+    """The value of a number that won an argmax: it has no law that is worked out here, and any use is refused."""
+
+
+def as_number(expression: Expression, number) -> float:
+    """A plain number; another random one is refused."""
+    if isinstance(number, Expression):
+        raise RandomnessError("two random numbers are added, multiplied or compared with each other")
+    try:
+        return float(number)
+    except (TypeError, ValueError):
+        return refuse(expression)
+
+
+def log_of(expression: Expression, number) -> float:
+    """The logarithm of a factor of at least 0, −inf for 0; NaN counts as 0, as no comparison with it holds."""
+    number = as_number(expression, number)
+    if number < 0:
+        refuse(expression)
+    if number == 0 or math.isnan(number):
+        return -math.inf
+    return math.log(number)
+
+
+# --- races
+
+
+def elect(coins: "Coins", scores: Sequence[Noise]) -> int:
+    """Which of several noisy scores is the first: the i-th with probability w_i / Σ w.
+
+    If their noise has decided one race before, the law is conditional on that winner.
+    """
+    log_weights = np.array([score.log_weight for score in scores])
+    largest = log_weights.max()
+    if largest == -math.inf:
+        return 0  # all scores are 0, or −inf: argmax takes the first
+    weights = np.exp(log_weights - largest)
+    cells = [score.cell for score in scores]
+    if len(set(map(id, cells))) < len(cells):
+        raise RandomnessError("one random number stands in two places of an argmax")
+    earlier = {id(cell.race): cell.race for cell in cells if cell.race is not None}
+    if any(cell.low > 0 or cell.high < 1 for cell in cells):
+        raise RandomnessError("a number that was compared with another one decides an argmax, too")
+    if len(earlier) > 1 or any(race.again for race in earlier.values()):
+        raise RandomnessError("noise is raced more than twice")
+    if not earlier:
+        winner = coins.choose(torch.from_numpy(weights))
+        race = Race(cells, weights.tolist(), winner)
+        for cell in cells:
+            cell.race = race
+        return winner
+    (race,) = earlier.values()
+    race.again = True
+    return coins.choose(torch.from_numpy(_conditional(race, cells, weights)))
+
+
+def _conditional(race: Race, cells: Sequence[Cell], weights: np.ndarray) -> np.ndarray:
+    """The law of the winner among cells by new weights, given who won the race that they, or some, took part in."""
+    everyone = list(race.cells)
+    everyone += [cell for cell in cells if cell.race is None]  # their weight in the first race was 0
+    place = {id(cell): index for index, cell in enumerate(everyone)}
+    first = np.zeros(len(everyone))
+    first[: len(race.weights)] = race.weights
+    second = np.zeros(len(everyone))
+    for cell, weight in zip(cells, weights, strict=True):
+        second[place[id(cell)]] = weight
+    law = second_winner(first, race.winner, second)
+    for cell in everyone:
+        cell.race = race
+    return np.array([law[place[id(cell)]] for cell in cells])
+
+
+def second_winner(first: np.ndarray, winner: int, second: np.ndarray) -> np.ndarray:
+    """(n,) the law of argmin e / second, given that argmin e / first is the winner, over the same exponential noise e.
+
+    Let t be the winner's arrival in the first race, exponential with rate W = Σ first. Whatever else ran in it has
+    e = first · t + a fresh exponential number. In the second race number k then arrives at a_k t plus an exponential
+    number of rate second_k, with a_k = first_k / second_k, and the winner at a t exactly, a = first / second of its
+    own. It wins again if nobody arrives before: the mean of exp(−Σ_k second_k (a − a_k)_+ t) over t, which is
+    W / (W + Σ_k second_k (a − a_k)_+). And j wins at r t, for an r between a_j and a, with the density
+    second_j W / (W + Σ_k second_k (r − a_k)_+)²; that is integrated between the a_k, where the sum is linear in r.
+
+    Example: with the same weights in both races the same one wins. With first (1, 1), winner 0 and second (1, 3), the
+    a are 1 and 1/3, so that 0 wins again with probability 2 / (2 + 3 · 2/3) = 1/2.
+    """
+    first = np.asarray(first, dtype=float)
+    second = np.asarray(second, dtype=float)
+    total = first.sum()
+    runs = np.flatnonzero((second > 0) & (np.arange(len(second)) != winner))
+    starts = first[runs] / second[runs]  # a_k
+
+    def reached(r: float) -> float:
+        """W + Σ_k second_k (r − a_k)_+"""
+        return float(total + (second[runs] * np.maximum(r - starts, 0.0)).sum())
+
+    law = np.zeros(len(second))
+    end = math.inf
+    if second[winner] > 0:
+        end = first[winner] / second[winner]
+        law[winner] = total / reached(end)
+    for j, start in zip(runs, starts, strict=True):
+        knots = [start, *sorted(a for a in set(starts) if start < a < end)]
+        edges = [*knots, end]
+        for low, high in pairwise(edges):
+            if high <= low:
+                continue
+            at_low = reached(low)
+            slope = float(second[runs][starts <= low].sum())
+            at_high = at_low + slope * (high - low)
+            inverse = 0.0 if math.isinf(at_high) else 1 / at_high
+            law[j] += second[j] * total * (1 / at_low - inverse) / slope
+    return law

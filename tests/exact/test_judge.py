@@ -1,0 +1,266 @@
+"""The judgement of anybody's sampler: ten right ones pass, six wrong ones are refuted by what a reader can follow."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import foreign
+import pytest
+import torch
+from transformers.generation import utils
+
+from specnb import exact, verifiers
+from specnb.exact import conventions, judgement
+from specnb.exact.__main__ import main
+from specnb.tree import Verdict
+
+
+@pytest.mark.parametrize("sampler", foreign.RIGHT, ids=lambda sampler: sampler.__name__)
+def test_a_right_sampler_is_found_lossless(sampler):
+    found = exact.judge(sampler, conventions.PLAIN)
+    assert (found.verdict, found.counterexample) == (judgement.LOSSLESS, None), str(found)
+    assert found.judged == 2 * len(judgement.worlds())
+    assert found.distance <= 1e-12
+
+
+@pytest.mark.parametrize("sampler", foreign.WRONG, ids=lambda sampler: sampler.__name__)
+def test_a_wrong_one_is_refuted_by_a_law_that_adds_up(sampler):
+    found = exact.judge(sampler, conventions.PLAIN)
+    assert found.verdict == judgement.LOSSY
+    shown = found.counterexample
+    assert abs(shown.given - shown.right) > 1e-3
+    assert sum(given for given, _ in shown.laws.values()) == pytest.approx(1)
+    assert sum(right for _, right in shown.laws.values()) == pytest.approx(1)
+    # by hand: what leads to the text, each completed by the target, makes its probability
+    total = 0.0
+    for script in shown.scripts:
+        text = script.committed
+        chance = script.probability
+        while len(text) < len(shown.tokens):
+            chance *= float(shown.world.p(text)[shown.tokens[len(text)]])
+            text = (*text, shown.tokens[len(text)])
+        total += chance
+    assert total == pytest.approx(shown.given)
+    assert f"comes out with probability {shown.given:.6f}" in str(found)
+
+
+def test_the_smallest_counterexample_comes_first():
+    """A bug of the second position needs two draft tokens; the others are refuted with one."""
+    lengths = {
+        sampler.__name__: exact.judge(sampler, conventions.PLAIN).counterexample.length for sampler in foreign.WRONG
+    }
+    assert lengths == {
+        "no_residual": 1, "same_uniform": 2, "ratio_turned": 1, "residual_of_the_first": 2, "noise_used_again": 1,
+        "threshold": 1,
+    }  # fmt: skip
+
+
+# --- samplers in use
+
+
+def test_transformers_own_is_lossless_and_its_ensemble_weight_is_not():
+    found = exact.judge(utils._speculative_sampling, conventions.TRANSFORMERS)
+    assert found.verdict == judgement.LOSSLESS
+    if "assistant_ensemble_weight" not in utils._speculative_sampling.__code__.co_varnames:
+        pytest.skip("this transformers has no ensemble weight")
+
+    def blended(*arguments):
+        return utils._speculative_sampling(*arguments, assistant_ensemble_weight=0.9)
+
+    found = exact.judge(blended, conventions.TRANSFORMERS, by_design=True)
+    assert found.verdict == judgement.BY_DESIGN
+    assert 0.01 < found.distance < 0.2
+
+
+@pytest.mark.parametrize("name", ["token_level", "by_draw", "block", "traversal", "rrs", "rrsw"])
+def test_our_own_verifiers(name):
+    assert exact.judge(getattr(verifiers, name), conventions.VERIFIER).verdict == judgement.LOSSLESS
+
+
+def test_a_verifier_that_accepts_everything():
+    def accepts_everything(draft, p, coins):
+        path = tuple(range(1, len(draft.tree)))
+        return Verdict(path, coins.choose(p[len(path)]))
+
+    assert exact.judge(accepts_everything, conventions.VERIFIER).verdict == judgement.LOSSY
+
+
+def as_vllm(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_probs, bonus, _):
+    """A sampler with vLLM's arguments, in plain torch."""
+    gamma = num_draft_tokens[0]
+    output = torch.full((1, max_spec_len + 1), -1, dtype=torch.int32)
+    uniform = torch.rand((gamma,), dtype=torch.float64)
+    noise = torch.empty((1, target_probs.shape[-1]), dtype=torch.float64)
+    noise.exponential_()
+    for place, token in enumerate(draft_token_ids.tolist()):
+        if uniform[place] > target_probs[place, token] / draft_probs[place, token]:
+            rest = (target_probs[place] - draft_probs[place]).clamp_min(0)
+            output[0, place] = (rest / noise[0]).argmax()
+            return output
+        output[0, place] = token
+    output[0, gamma] = bonus[0, 0]
+    return output
+
+
+def as_sglang(*, predicts, accept_index, accept_token_num, candidates, uniform_samples, **rest):
+    """A sampler with SGLang's arguments, on a chain."""
+    p, q = rest["target_probs"][0], rest["draft_probs"][0]
+    last = rest["uniform_samples_for_final_sampling"][0]
+    accepted = 0
+    accept_index[0, 0] = 0
+    for token in candidates[0, 1:].tolist():
+        if uniform_samples[0, accepted] * q[accepted, token] >= p[accepted, token]:
+            break
+        predicts[accepted] = token
+        accepted += 1
+        accept_index[0, accepted] = accepted
+    accept_token_num[0] = accepted
+    residual = (p[accepted] - q[accepted]).clamp_min(0)
+    law = residual / residual.sum()
+    predicts[accepted] = (law.cumsum(0) > last).int().argmax()
+
+
+def as_posterior(logits, candidates, process):
+    """A sampler with the arguments of EAGLE-2's: the likeliest tokens one after the other, each with q = 1."""
+    law = torch.softmax(process(None, logits[0, 0]), -1)
+    for leaf in range(len(candidates)):
+        token = int(candidates[leaf, 1])
+        if torch.rand(()) < law[token]:
+            return leaf, 1, torch.softmax(process(None, logits[leaf, 1]), -1)
+        law = law.clone()
+        law[token] = 0
+        law = law / law.sum()
+    return 0, 0, law
+
+
+def as_posterior_unprocessed(logits, candidates, process):
+    """The same, but what was refused may be drawn again."""
+    leaf, accepted, law = as_posterior(logits, candidates, process)
+    return leaf, accepted, law if accepted else torch.softmax(logits[0, 0], -1)
+
+
+CALLED = [
+    (as_vllm, conventions.VLLM, True),
+    (as_sglang, conventions.SGLANG, True),
+    (as_posterior, conventions.POSTERIOR, True),
+    (as_posterior_unprocessed, conventions.POSTERIOR, False),
+]
+
+
+@pytest.mark.parametrize(("sampler", "convention", "right"), CALLED, ids=lambda one: getattr(one, "__name__", ""))
+def test_the_conventions_of_engines(sampler, convention, right):
+    found = exact.judge(sampler, convention)
+    assert found.is_lossless == right, str(found)
+
+
+# --- what is not judged, and what is no step
+
+
+def test_rounding_is_told_from_a_fault():
+    def in_float32(p, q, drafted):
+        return foreign.textbook(p.float(), q.float(), drafted)
+
+    assert exact.judge(in_float32, conventions.PLAIN).verdict == judgement.LOSSY  # in float64 it would be one
+    found = exact.judge(in_float32, conventions.PLAIN, dtype=torch.float32)
+    assert found.verdict == judgement.ROUNDING
+    assert 1e-12 < found.distance < 8 * torch.finfo(torch.float32).eps
+    assert exact.judge(foreign.no_residual, conventions.PLAIN, dtype=torch.bfloat16).verdict == judgement.LOSSY
+
+
+def test_hidden_randomness_is_not_judged():
+    generator = torch.Generator().manual_seed(0)
+    hidden = __import__("numpy").random.default_rng(0)
+    calls = []
+
+    def by_a_generator_of_before(p, q, drafted):
+        return drafted if hidden.random() < 0.5 else [0]
+
+    def by_state(p, q, drafted):
+        calls.append(1)
+        return [len(calls) % 2]
+
+    def by_randn(p, q, drafted):
+        return [int(torch.randn(3, generator=generator).argmax())]
+
+    for sampler, reason in [
+        (by_a_generator_of_before, "run twice with the same coins"),
+        (by_state, "run twice with the same coins"),
+        (by_randn, "randn is random and is not enumerated"),
+    ]:
+        found = exact.judge(sampler, conventions.PLAIN)
+        assert found.verdict == judgement.NOT_JUDGED
+        assert not found.is_lossless
+        assert reason in found.reason
+
+
+def test_too_many_coins_end_with_a_message(monkeypatch):
+    monkeypatch.setattr(judgement, "MOST_SCRIPTS", 50)
+
+    def wasteful(p, q, drafted):
+        (torch.rand(12) < 0.5).tolist()
+        return foreign.textbook(p, q, drafted)
+
+    found = exact.judge(wasteful, conventions.PLAIN)
+    assert found.verdict == judgement.NOT_JUDGED
+    assert "more than 50 sequences of coins" in found.reason
+
+
+@pytest.mark.parametrize("tokens", [[], [0, 0, 0, 0], [3], [-1]])
+def test_what_is_no_step_is_an_error(tokens):
+    with pytest.raises(ValueError, match="the sampler gave"):
+        exact.judge(lambda p, q, drafted: tokens, conventions.PLAIN, lengths=(1,))
+
+
+def test_in_a_test_of_ones_own():
+    exact.assert_lossless(foreign.textbook, conventions.PLAIN, lengths=(1,))
+    with pytest.raises(AssertionError, match="not lossless: total variation"):
+        exact.assert_lossless(foreign.no_residual, conventions.PLAIN)
+
+
+def test_worlds_are_what_they_are_called():
+    by_name = {world.name: world for world in judgement.worlds()}
+    assert torch.equal(by_name["p = q"].p((1,)), by_name["p = q"].q((1,)))
+    assert float((by_name["nothing in common"].p(()) * by_name["nothing in common"].q(())).sum()) == 0
+    assert by_name["q misses a token"].q(())[2] == 0
+    assert len(set(by_name["tied"].p(()).tolist())) < 3
+    assert (by_name["p cut to the top 2"].p(()) > 0).sum() == 2
+    for world in by_name.values():
+        assert math.isclose(float(world.p((0,)).sum()), 1)
+
+
+# --- the command
+
+
+def test_the_command_says_it_by_its_status(capsys):
+    file = str(Path(foreign.__file__))
+    assert main([f"{file}:textbook", "--lengths", "1"]) == 0
+    assert capsys.readouterr().out.startswith("lossless: ")
+    assert main([f"{file}:no_residual"]) == 1
+    assert "Coins that lead to" in capsys.readouterr().out
+    assert main([f"{file}:threshold", "--by-design"]) == 0
+    assert main(["transformers.generation.utils:_speculative_sampling", "--as", "transformers", "--lengths", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nosuch.py:f"], "there is no file nosuch.py"),
+        (["nosuch_module:f"], "there is no module nosuch_module"),
+        ([f"{foreign.__file__}:nosuch"], "has no function nosuch: it has "),
+        (["mine.py"], "say FILE.py:FUNCTION"),
+        ([f"{foreign.__file__}:textbook", "--as", "nobody"], "invalid choice"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(words, reason, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_as_a_process():
+    command = [sys.executable, "-m", "specnb.exact", f"{foreign.__file__}:no_residual", "--lengths", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.startswith("not lossless: ")
