@@ -1,4 +1,4 @@
-"""Who gives q: models that score the nodes of a growing tree, a whole frontier in one batched forward."""
+"""Draft models, which give q: they score the nodes of a growing tree, a whole frontier in one batched forward."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -50,15 +50,17 @@ class DraftModel(Protocol):
 
 
 class DraftForwards:
-    """A draft model's forwards: rows of committed tokens first in its cache, those of a step's tree behind them.
+    """A draft model's forwards. Its cache holds rows of committed tokens first, then those of the step's tree.
 
-    Rows are token ids (n,) or, for trained heads, vectors (n, width). model: called as transformers' models are.
-    graphs: recorded forwards (``models.Graphs``) of this model, for all but the prompt's. states: whether its last
-    hidden states are wanted, too.
+    A row is a token id, or for trained heads a vector: rows are (n,) int64 or (n, width). model: it is called as
+    transformers' models are. graphs: recorded forwards (``models.Graphs``) of this model, used for all but the
+    prompt's. states: whether the model's last hidden states are wanted, too.
     """
 
     def __init__(self, model: nn.Module, graphs=None, *, states: bool = False):
-        self.model, self.graphs, self.layers = model, of_model(graphs, model), (-1,) if states else ()
+        self.model = model
+        self.graphs = of_model(graphs, model)
+        self.layers = (-1,) if states else ()
         self.dtype = layers_dtype(model) if isinstance(model, PreTrainedModel) else None
         if graphs:
             graphs.prepare(self.layers)
@@ -71,60 +73,102 @@ class DraftForwards:
         """Of the tree's rows keep those of a path, without the root; drop the others."""
         self.cache.commit([self.slots[node] for node in nodes])
         self.slots: dict[int, int] = {}  # tree node → place behind the committed rows
-        self.ahead: list[Tensor] = []  # positions of what stands there
+        self.pending_positions: list[Tensor] = []  # (n,) of each forward whose rows stand there
 
     def text(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Rows that follow the committed ones, and stay: logits (1, V_d) and state (1, width) after the last."""
-        start, count = self.cache.length, len(rows)
-        visible = masks.visible(TokenTree.chain([0] * count), start) if start else None
-        out = self._run(rows, start + torch.arange(count, device="cpu"), visible, logits_to_keep=1)
+        start = self.cache.length
+        count = len(rows)
+        positions = start + torch.arange(count, device="cpu")
+        visible = None
+        if start:
+            chain = TokenTree.chain([0] * count)
+            visible = masks.visible(chain, start)
+        logits, states = self._run(rows, positions, visible, logits_to_keep=1)
         self.cache.promote(count)
-        self.ahead = []
-        return tuple(None if each is None else each[-1:] for each in out)
+        self.pending_positions = []
+        last_state = None if states is None else states[-1:]
+        return logits[-1:], last_state
 
     def tree(self, tree: TokenTree, frontier: Sequence[int], rows: Tensor, root: int) -> tuple[Tensor, Tensor | None]:
-        """A frontier's rows; root: the root's position. Logits (m, V_d) and states (m, width)."""
-        start, pending = self.cache.length, self.cache.pending
-        self.slots.update({node: pending + row for row, node in enumerate(frontier)})
-        visible = torch.zeros(len(frontier), start + pending + len(frontier), dtype=torch.bool, device="cpu")
-        visible[:, :start] = True
-        for row, node in enumerate(frontier):  # an ancestor without a slot of its own stands among the committed rows
-            visible[row, [start + self.slots[a] for a in (0, *tree.path(node)) if a in self.slots]] = True
-        return self._run(rows, root + tree.depth[list(frontier)], visible)
+        """The rows of a frontier of m nodes: logits (m, V_d) and states (m, width). root: the root's position.
+
+        Example: the cache holds 5 committed rows, the root's last. Node 1, a child of the root, was fed before and
+        stands in slot 0. For node 2 below it 7 columns are visible: 0 to 4, column 5 of node 1, and 6, its own.
+        """
+        committed = self.cache.length
+        pending = self.cache.pending
+        for row, node in enumerate(frontier):
+            self.slots[node] = pending + row
+        columns = committed + pending + len(frontier)
+        visible = torch.zeros(len(frontier), columns, dtype=torch.bool, device="cpu")
+        visible[:, :committed] = True
+        for row, node in enumerate(frontier):
+            path = (0, *tree.path(node))
+            # A path's node without a slot of its own stands among the committed rows.
+            seen = [committed + self.slots[above] for above in path if above in self.slots]
+            visible[row, seen] = True
+        positions = root + tree.depth[list(frontier)]
+        return self._run(rows, positions, visible)
 
     @torch.no_grad()
-    def _run(self, rows: Tensor, positions: Tensor, visible: Tensor | None, **kwargs) -> tuple[Tensor, Tensor | None]:
-        like, mask, found = next(self.model.parameters()), None, None
-        device, dtype = like.device, like.dtype
-        if isinstance(self.model, PreTrainedModel):
-            device, dtype = device_of(self.model), self.dtype
-        self.ahead.append(positions)
+    def _run(self, rows: Tensor, positions: Tensor, visible: Tensor | None, **options) -> tuple[Tensor, Tensor | None]:
+        """Logits (n, V_d) and states (n, width) of rows at their positions (n,).
+
+        visible: (n, all columns) bool, or None for a text's first rows. options: of an ordinary forward alone.
+        """
+        self.pending_positions.append(positions)
+        mask = None
         if visible is not None:
-            columns = torch.cat([torch.arange(self.cache.length, device="cpu"), *self.ahead])
-            mask = masks.additive(visible.to(device), dtype)
-            mask = masks.by_layer(mask, self.model, positions, columns)
-            found = self.graphs and self.graphs.score(self.cache, rows[None], positions[None], mask, self.layers)
-        if found:
-            return found[0], found[1].get(-1)
-        inputs = {"input_ids" if rows.dim() == 1 else "inputs_embeds": rows[None].to(device)}
-        inputs |= {"position_ids": positions[None].to(device), "attention_mask": mask, ARGUMENT: self.cache}
+            mask = self._mask(visible, positions)
+            if self.graphs:
+                scored = self.graphs.score(self.cache, rows[None], positions[None], mask, self.layers)
+                if scored is not None:
+                    logits, states = scored
+                    return logits, states.get(-1)
+
+        device, _ = self._placement()
+        kind_of_rows = "input_ids" if rows.dim() == 1 else "inputs_embeds"
+        inputs = {
+            kind_of_rows: rows[None].to(device),
+            "position_ids": positions[None].to(device),
+            "attention_mask": mask,
+            ARGUMENT: self.cache,
+        }
         with evaluating(self.model):
-            options = call_options(self.model, **kwargs)
+            options = call_options(self.model, **options)
             out = self.model(**inputs, use_cache=True, output_hidden_states=bool(self.layers), **options)
-        return out.logits[0], out.hidden_states[-1][0] if self.layers else None
+        states = out.hidden_states[-1][0] if self.layers else None
+        return out.logits[0], states
+
+    def _mask(self, visible: Tensor, positions: Tensor) -> masks.Masks:
+        """The additive mask of a forward, within the window that each kind of layer has."""
+        device, dtype = self._placement()
+        committed = torch.arange(self.cache.length, device="cpu")
+        columns = torch.cat([committed, *self.pending_positions])
+        mask = masks.additive(visible.to(device), dtype)
+        return masks.by_layer(mask, self.model, positions, columns)
+
+    def _placement(self) -> tuple[torch.device, torch.dtype]:
+        """Where the model's inputs have to be, and its masks' dtype."""
+        if isinstance(self.model, PreTrainedModel):
+            return device_of(self.model), self.dtype
+        parameter = next(self.model.parameters())
+        return parameter.device, parameter.dtype
 
 
 class CausalLMDraft:
     """Any transformers causal language model as draft, with a KV cache of its own.
 
     vocabulary: the target's number of logits, where it differs from the draft's although both share a tokenizer
-    (Qwen2.5 pads its models differently): surplus columns are cut, missing ones are declared through ids.
+    (Qwen2.5 pads its models differently). Surplus columns are cut, missing ones are declared through ids.
     ids: the tokens its logits stand for, where its output matrix was cut to a reduced vocabulary. graphs: see
     ``DraftForwards``.
-    Tokens of the text that it does not know it reads as its last one: its guesses get worse, nothing else.
-    Where its context ends before the target's, the text goes on without its guesses.
-    Accepted tokens are kept in its cache, never recomputed; the next step feeds what it has not seen yet
-    (the last accepted leaf, if it was never expanded, and the new root) in one forward.
+    A token of the text that it does not know it reads as the last one that it knows: its guesses get worse, nothing
+    else. Where its context ends before the target's, the text goes on without its guesses.
+    Accepted tokens are kept in its cache, never computed again. The next step feeds what it has not seen yet, the new
+    root and before it the last accepted leaf if that was never expanded, in one forward.
+    Raises ValueError for a model that cannot be asked about trees, and unless ids are as many as its output rows.
     """
 
     hidden_layers = ()
@@ -134,12 +178,17 @@ class CausalLMDraft:
     ):
         if why := refusal(model):
             raise ValueError(f"no tree can be drafted by a {model.config.model_type} model: {why}")
-        self.model, self.forwards = model, DraftForwards(model, graphs)
-        own = output_rows(model)
-        if ids is not None and len(ids) != own:
-            raise ValueError(f"ids must name the model's {own} output rows, got {len(ids)}")
-        self.columns = min(own, vocabulary or own) if ids is None else own
-        self.ids = torch.arange(own, device="cpu") if ids is None and vocabulary and own < vocabulary else ids
+        self.model = model
+        self.forwards = DraftForwards(model, graphs)
+        rows = output_rows(model)
+        if ids is not None and len(ids) != rows:
+            raise ValueError(f"ids must name the model's {rows} output rows, got {len(ids)}")
+        self.ids = ids
+        self.columns = rows
+        if ids is None and vocabulary:
+            self.columns = min(rows, vocabulary)
+            if rows < vocabulary:
+                self.ids = torch.arange(rows, device="cpu")
 
     @property
     def max_depth(self) -> int:
@@ -156,20 +205,25 @@ class CausalLMDraft:
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         first_is_root(not self.unseen, frontier)
-        known = self.model.config.get_text_config().vocab_size - 1
-        tokens = self.unseen or [tree.token_list[node] for node in frontier]
-        tokens = torch.tensor(tokens, device="cpu").clamp_max(known)
         if self.unseen:
-            logits, _ = self.forwards.text(tokens)
+            logits, _ = self.forwards.text(self._known(self.unseen))
         else:
-            logits, _ = self.forwards.tree(tree, frontier, tokens, self.forwards.cache.length - 1)
+            tokens = [tree.token_list[node] for node in frontier]
+            root = self.forwards.cache.length - 1
+            logits, _ = self.forwards.tree(tree, frontier, self._known(tokens), root)
         self.unseen = []
         return logits[:, : self.columns]
+
+    def _known(self, tokens: Sequence[int]) -> Tensor:
+        """(n,) int64; tokens beyond the model's vocabulary become its last one."""
+        last = self.model.config.get_text_config().vocab_size - 1
+        return torch.tensor(tokens, device="cpu").clamp_max(last)
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
         seen = [node for node in path if node in self.forwards.slots]
         self.forwards.commit(seen)
-        self.unseen += [*(tree.token_list[node] for node in path[len(seen) :]), next_token]
+        unseen = [tree.token_list[node] for node in path[len(seen) :]]
+        self.unseen += [*unseen, next_token]
 
 
 def first_is_root(begun: bool, frontier: Sequence[int]) -> None:
@@ -187,10 +241,13 @@ class Tempered:
     def __init__(self, draft: DraftModel, temperature: float):
         if not temperature > 0:
             raise ValueError(f"a draft's temperature must be above 0, got {temperature}")
-        self.draft, self.temperature = draft, temperature
-        self.ids, self.hidden_layers = draft.ids, draft.hidden_layers
+        self.draft = draft
+        self.temperature = temperature
+        self.ids = draft.ids
+        self.hidden_layers = draft.hidden_layers
         self.columns = getattr(draft, "columns", None)
-        self.begin, self.commit = draft.begin, draft.commit
+        self.begin = draft.begin
+        self.commit = draft.commit
 
     @property
     def max_depth(self) -> int | None:
@@ -204,7 +261,10 @@ class Tempered:
 class TableDraft:
     """A toy draft model: ``law(prefix)`` → (V,) probabilities after a tuple of tokens. For exact enumeration."""
 
-    ids, columns, hidden_layers, max_depth = None, None, (), None
+    ids = None
+    columns = None
+    hidden_layers = ()
+    max_depth = None
 
     def __init__(self, law: Callable[[tuple[int, ...]], Tensor]):
         self.law = law
@@ -213,7 +273,9 @@ class TableDraft:
         self.prefix = tuple(prefix)
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        return torch.stack([self.law(self.prefix + tree.path_tokens(node)) for node in frontier]).log()
+        laws = [self.law(self.prefix + tree.path_tokens(node)) for node in frontier]
+        return torch.stack(laws).log()  # (m, V)
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        self.prefix += (*(tree.token_list[node] for node in path), next_token)
+        accepted = [tree.token_list[node] for node in path]
+        self.prefix += (*accepted, next_token)

@@ -11,17 +11,21 @@ from specnb.growth import at_least_one
 from specnb.tree import Draft, TokenTree
 
 Trie = dict[int, "Trie"]
+Gram = tuple[int, ...]  # tokens in a row
 
 
 def absorb(trie: Trie, other: Trie) -> int:
     """PTD's merge (``textbook.merge``) in place: trie takes up other. Returns how many nodes were new to it.
 
     The trie's own children stand first; the other one is not changed.
+    Example: {1: {2: {}}} that absorbs {1: {3: {}}, 4: {}} becomes {1: {2: {}, 3: {}}, 4: {}}; two nodes were new.
     """
     new = 0
     for token, below in other.items():
-        new += token not in trie
-        new += absorb(trie.setdefault(token, {}), below)
+        if token not in trie:
+            trie[token] = {}
+            new += 1
+        new += absorb(trie[token], below)
     return new
 
 
@@ -32,16 +36,20 @@ def size(trie: Trie) -> int:
 
 def depth(trie: Trie) -> int:
     """Length of the longest path."""
-    return 1 + max(map(depth, trie.values())) if trie else 0
+    if not trie:
+        return 0
+    return 1 + max(map(depth, trie.values()))
 
 
 def cut(trie: Trie, most: int) -> Trie:
     """The trie without what lies deeper than ``most`` levels."""
-    return {token: cut(below, most - 1) for token, below in trie.items()} if most > 0 else {}
+    if most <= 0:
+        return {}
+    return {token: cut(below, most - 1) for token, below in trie.items()}
 
 
 def trie_of(paths: Iterable[Sequence[int]]) -> Trie:
-    """The trie of several paths."""
+    """The trie of several paths, e.g. {5: {6: {}, 7: {}}} of (5, 6) and (5, 7)."""
     trie: Trie = {}
     for tokens in paths:
         node = trie
@@ -60,11 +68,13 @@ def subtrees(trie: Trie) -> Iterator[tuple[int, Trie]]:
 class Reader:
     """A drafter that goes by the text: after each step it learns from the target's logits and reads what is new."""
 
-    hidden_layers, reach = (), 0
+    hidden_layers = ()
+    reach = 0
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
         self._learn(draft, next_token, logits)
-        self._read([*(draft.tree.token_list[node] for node in path), next_token])
+        accepted = [draft.tree.token_list[node] for node in path]
+        self._read([*accepted, next_token])
 
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
         """Take up what the target says after the draft's nodes; next_token: the text's next one after the path."""
@@ -74,69 +84,79 @@ class Reader:
 
 
 class TriePool:
-    """PTD's candidate pool: key token → trie of what may follow it, at most ``nodes`` in a trie and ``keys`` tries.
+    """PTD's candidate pool: for each key token a trie of what may follow it.
 
-    A trie that grows too large loses its oldest first-level subtrees, and the last one its deepest levels; when
-    there are too many, the one that was neither asked for nor added to longest goes.
-    (``nodes`` 60: the public code's MAX_N.)
+    It holds at most ``keys`` tries of at most ``nodes`` nodes each (60 is MAX_N of the public code). A trie that grows
+    too large loses its oldest first-level subtrees, and the last one its deepest levels. When there are too many tries,
+    the one that was neither asked for nor added to for longest goes.
     """
 
     def __init__(self, nodes: int = 60, keys: int = 4096):
-        self.nodes, self.keys = nodes, keys
+        self.nodes = nodes
+        self.keys = keys
         at_least_one(self, "nodes", "keys")
-        self.tries: dict[int, tuple[Trie, int]] = {}  # with their sizes
+        self.tries: dict[int, tuple[Trie, int]] = {}  # key → trie and its size
 
     def add(self, key: int, trie: Trie) -> None:
-        """Merge a trie into the key's own."""
-        own, count = self.tries.pop(key, ({}, 0))
-        count += absorb(own, trie)
-        while count > self.nodes and len(own) > 1:
-            count -= 1 + size(own.pop(next(iter(own))))
+        """Merge a trie into that of the key."""
+        known, count = self.tries.pop(key, ({}, 0))
+        count += absorb(known, trie)
+        while count > self.nodes and len(known) > 1:
+            oldest = next(iter(known))
+            subtree = known.pop(oldest)
+            count -= 1 + size(subtree)
         while count > self.nodes:
-            own = cut(own, depth(own) - 1)
-            count = size(own)
-        _latest(self.tries, key, (own, count), self.keys)
+            known = cut(known, depth(known) - 1)
+            count = size(known)
+        _put_last(self.tries, key, (known, count), self.keys)
 
     def get(self, key: int) -> Trie:
         """What may follow the key, not to be changed; {} if nothing is known."""
         if key not in self.tries:
             return {}
-        return _latest(self.tries, key, self.tries.pop(key), self.keys)[0]
+        entry = self.tries.pop(key)
+        _put_last(self.tries, key, entry, self.keys)
+        trie, _ = entry
+        return trie
 
 
 class GramPool:
     """Lookahead's and Self-Draft's pool: the ``keys`` latest tokens, each with its ``grams`` latest continuations."""
 
     def __init__(self, grams: int, keys: int = 4096):
-        self.grams, self.keys = grams, keys
+        self.grams = grams
+        self.keys = keys
         at_least_one(self, "grams", "keys")
-        self.lists: dict[int, dict[tuple[int, ...], None]] = {}
+        self.lists: dict[int, dict[Gram, None]] = {}  # key → its grams, the latest last
 
     def add(self, key: int, gram: Sequence[int]) -> None:
         """Note that a gram followed the key: it is the latest now."""
+        gram = tuple(gram)
         known = self.lists.pop(key, {})
-        known.pop(tuple(gram), None)
-        _latest(known, tuple(gram), None, self.grams)
-        _latest(self.lists, key, known, self.keys)
+        known.pop(gram, None)
+        _put_last(known, gram, None, self.grams)
+        _put_last(self.lists, key, known, self.keys)
 
     def get(self, key: int) -> Trie:
         """The continuations as one trie, the latest first; {} if nothing is known."""
-        return trie_of(reversed(self.lists.get(key, {})))
+        grams = self.lists.get(key, {})
+        return trie_of(reversed(grams))
 
 
-def _latest(table: dict, key, value, most: int):
+def _put_last(table: dict, key, value, most: int) -> None:
     """Put a new entry at a table's end; beyond ``most`` entries the oldest goes."""
     table[key] = value
     if len(table) > most:
-        del table[next(iter(table))]
-    return value
+        oldest = next(iter(table))
+        del table[oldest]
 
 
 class Rows:
     """A tree under construction: rows of tokens and parents; row 0 is the root."""
 
     def __init__(self, root: int):
-        self.tokens, self.parents = [root], [-1]
+        self.tokens = [root]
+        self.parents = [-1]
 
     def add(self, token: int, parent: int) -> int:
         """Hang a token under a row; returns its own row."""
@@ -152,7 +172,16 @@ class Rows:
             rows += [row, *self.add_trie(below, row)]
         return rows
 
+    def add_chain(self, tokens: Sequence[int], parent: int) -> list[int]:
+        """Hang tokens under a row, one below the other; returns their rows."""
+        rows = []
+        for token in tokens:
+            parent = self.add(token, parent)
+            rows.append(parent)
+        return rows
+
     def draft(self, candidates: int) -> Draft:
         """The draft whose first ``candidates`` rows behind the root stand for election; the others only ride along."""
         tree = TokenTree(self.tokens, self.parents)
-        return Draft(tree, auxiliary=tree.parents.new_tensor(range(len(tree))) > candidates)
+        rows = tree.parents.new_tensor(range(len(tree)))
+        return Draft(tree, auxiliary=rows > candidates)

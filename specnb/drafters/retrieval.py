@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specnb.drafters.pools import Reader
+from specnb.drafters.pools import Gram, Reader
 from specnb.growth import at_least_one
 from specnb.models import files
 from specnb.tree import Draft, TokenTree
@@ -19,105 +19,183 @@ MOST = 50  # places of a context that are counted, evenly spaced among all
 TOP = 8  # continuations of a context that are kept
 SHARDS = 11  # of the corpus in the store: it stays the same while the corpus grows
 
+Counts = list[tuple[int, int]]  # (token, how often it followed)
+
 
 class Datastore:
     """Texts as one run of tokens, sorted by what precedes each place: any context of up to ``longest`` is one range.
 
     tokens: (n,) integers; where several texts stand behind each other, contexts reach across their ends.
     longest: 4 for token ids below 65,536, fewer for larger ones (3 below 2,097,152): a key has 64 bits.
-    Memory: 18 bytes a token (20 with larger ids); a lookup is two binary searches.
+    It takes 18 bytes a token (20 with larger ids); a lookup is two binary searches.
     Raises ValueError on anything but a run of token ids from 0 to 2³² − 1.
     """
 
     def __init__(self, tokens: np.ndarray):
         tokens = np.asarray(tokens)
-        odd = tokens.ndim != 1 or len(tokens) == 0 or tokens.dtype.kind not in "iu"
-        if odd or tokens.min() < 0 or int(tokens.max()) >= 1 << 32:
-            raise ValueError(f"a datastore takes a run of token ids below 2**32, got {tokens.dtype} {tokens.shape}")
-        self.bits = max(16, int(tokens.max()).bit_length())  # of a token in a key
+        _check_run(tokens)
+        largest = int(tokens.max())
+        self.bits = max(16, largest.bit_length())  # of a token in a key
         self.longest = 64 // self.bits
-        self.tokens, keys = tokens.astype(np.uint16 if self.bits == 16 else np.uint32), np.zeros(len(tokens), np.uint64)
-        for back in range(self.longest):  # the nearest token in the highest bits
-            shift = np.uint64(self.bits * (self.longest - 1 - back))
-            keys[back:] |= self.tokens[: len(tokens) - back].astype(np.uint64) << shift
-        self.order = np.argsort(keys, kind="stable")
-        self.keys, self.order = keys[self.order], self.order + 1  # places of what comes next
+        narrow = np.uint16 if self.bits == 16 else np.uint32
+        self.tokens = tokens.astype(narrow)
+        keys = self._keys()
+        order = np.argsort(keys, kind="stable")
+        self.keys = keys[order]
+        self.places = order + 1  # (n,) int64, where the text goes on behind each key
 
     @classmethod
     def of_corpus(cls, folder: Path = files.DATA / "corpus", shards: int = SHARDS) -> "Datastore":
         """What the embedded target wrote for the training of the heads; no evaluation prompt is among it."""
-        entries = json.loads(files.in_checkout(folder / "manifest.json").read_text(encoding="utf-8"))["shards"][:shards]
-        return cls(np.concatenate([np.load(folder / entry["file"])["tokens"] for entry in entries]))
+        manifest_file = files.in_checkout(folder / "manifest.json")
+        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+        entries = manifest["shards"][:shards]
+        texts = [np.load(folder / entry["file"])["tokens"] for entry in entries]
+        return cls(np.concatenate(texts))
 
-    def counts(self, context: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:
-        """(token, count) of what most often followed a context, the commonest first, and the number of places."""
+    def _keys(self) -> np.ndarray:
+        """(n,) uint64: of each place its token and those before it, the nearest in the highest bits.
+
+        Example: of tokens (7, 8, 9), 16 bits each, the last has the key 0x0009_0008_0007_0000.
+        """
+        n = len(self.tokens)
+        keys = np.zeros(n, np.uint64)
+        for back in range(self.longest):
+            shift = np.uint64(self._shift(back))
+            keys[back:] |= self.tokens[: n - back].astype(np.uint64) << shift
+        return keys
+
+    def _shift(self, back: int) -> int:
+        """The place in a key, in bits, of the token that many places before the nearest."""
+        return self.bits * (self.longest - 1 - back)
+
+    def counts(self, context: Gram) -> tuple[Counts, int]:
+        """(token, count) of what most often followed a context, the commonest first, and the number of places.
+
+        Where there are more than ``MOST`` places, not all of them are counted.
+        """
         if any(token >> self.bits for token in context):
             return [], 0  # larger than any in the store
-        low = sum(token << self.bits * (self.longest - 1 - back) for back, token in enumerate(reversed(context)))
-        high = low + (1 << self.bits * (self.longest - len(context))) - 1
-        start, end = self.keys.searchsorted(np.uint64(low)), self.keys.searchsorted(np.uint64(high), "right")
-        places = self.order[start : end : max(1, -(-int(end - start) // MOST))]
-        places = places[(places >= len(context)) & (places < len(self.tokens))]  # nothing stands before the first token
+        # Keys with this context have its tokens in the highest bits; the other bits may be anything.
+        low = 0
+        for back, token in enumerate(reversed(context)):
+            low += token << self._shift(back)
+        other_bits = self.bits * (self.longest - len(context))
+        high = low + (1 << other_bits) - 1
+        start = int(self.keys.searchsorted(np.uint64(low)))
+        end = int(self.keys.searchsorted(np.uint64(high), "right"))
+
+        step = max(1, -(-(end - start) // MOST))  # rounded up
+        places = self.places[start:end:step]
+        places = places[places >= len(context)]  # before the first token stands nothing, which its key takes for zeros
+        places = places[places < len(self.tokens)]  # nothing follows the last token
         following = self.tokens[places].tolist()
         return Counter(following).most_common(TOP), len(following)
+
+
+def _check_run(tokens: np.ndarray) -> None:
+    """ValueError unless they are (n,) token ids that 32 bits can hold."""
+    if tokens.ndim != 1 or len(tokens) == 0 or tokens.dtype.kind not in "iu":
+        raise ValueError(f"a datastore takes a run of token ids below 2**32, got {tokens.dtype} {tokens.shape}")
+    least, largest = int(tokens.min()), int(tokens.max())
+    if least < 0 or largest >= 1 << 32:
+        raise ValueError(
+            f"a datastore takes a run of token ids below 2**32, got {tokens.dtype} from {least} to {largest}"
+        )
 
 
 class RetrievalDrafter(Reader):
     """The likeliest paths by n-gram counts, best first; beyond the papers (retrieval: REST, He et al. 2024).
 
-    The law after a context mixes its counts with that of the context one token shorter, as p = (counts + prior · p
-    below) / (total + prior), a Dirichlet prior; an occurrence in the text itself counts weight times one in the store.
-    The paths are chosen, not drawn: a POINT draft, lossless under ``one_hot``; scores are the path probabilities.
-    budget, depth: most nodes, and levels. longest: most tokens of a context (the store has its own bound).
+    The paths are chosen, not drawn: a POINT draft, lossless under ``one_hot``. Its scores are the path probabilities,
+    see ``law``. budget: the most nodes. depth: the most levels. longest: the most tokens of a context (the store has
+    its own bound). weight: so many occurrences in the store count as one in the text itself. prior: of ``law``.
     """
 
     def __init__(
-        self, store: Datastore | None = None, *, budget: int = 16, depth: int = 10, longest: int = 6,
-        weight: int = 20, prior: int = 30,
-    ):  # fmt: skip
-        self.store, self.budget, self.depth, self.longest = store, budget, depth, longest
-        self.weight, self.prior = weight, prior
+        self,
+        store: Datastore | None = None,
+        *,
+        budget: int = 16,
+        depth: int = 10,
+        longest: int = 6,
+        weight: int = 20,
+        prior: int = 30,
+    ):
+        self.store = store
+        self.budget = budget
+        self.depth = depth
+        self.longest = longest
+        self.weight = weight
+        self.prior = prior
         at_least_one(self, "budget", "depth", "longest", "weight", "prior")
 
     def begin(self, prefix, warp, hidden) -> None:
         self.text: list[int] = []
-        self.after: dict[tuple[int, ...], dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        self.stored = lru_cache(maxsize=5_000)(self.store.counts) if self.store else None  # of this text alone
+        # context → token → how often it followed in this text
+        self.after: dict[Gram, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self.stored = None  # the store's counts, remembered for this text alone
+        if self.store is not None:
+            self.stored = lru_cache(maxsize=5_000)(self.store.counts)
         self._read(prefix)
 
     def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            for n in range(1, min(self.longest, len(self.text)) + 1):
-                self.after[tuple(self.text[-n:])][token] += 1
+            longest = min(self.longest, len(self.text))
+            for n in range(1, longest + 1):
+                context = tuple(self.text[-n:])
+                self.after[context][token] += 1
             self.text.append(token)
 
-    def law(self, context: tuple[int, ...]) -> dict[int, float]:
-        """token → probability after a context; sums to at most one: what is never seen has nothing."""
-        law, left = defaultdict(float), 1.0
+    def law(self, context: Gram) -> dict[int, float]:
+        """token → probability after a context; sums to at most one: what is never seen has nothing.
+
+        p = (counts + prior · p') / (total + prior), where p' is the law after the context one token shorter: its counts
+        are mixed with a Dirichlet prior. An occurrence in the text itself counts weight times one in the store.
+
+        Example, with prior 2 and weight 3: the text is 3 1 4 1 5 3 1, the store 1 5 1 5, the context (3, 1). In the
+        text 4 followed it once, so that 4 has 3 / (3 + 2) = .6, and .4 is left for the shorter context (1,). That was
+        followed by 4 and by 5 in the text, and by 5 twice in the store: its total is 3 + 3 + 2 = 8. Of what is left 4
+        has 3 / (8 + 2) and 5 has 5 / (8 + 2), so p(4) = .6 + .12 = .72 and p(5) = .2.
+        """
+        law: dict[int, float] = defaultdict(float)
+        remaining = 1.0  # the probability that longer contexts have left
         for n in range(len(context), 0, -1):
-            stored, places = self.stored(context[-n:]) if self.stored and n <= self.store.longest else ([], 0)
-            own = self.after.get(context[-n:], {})
-            total = places + self.weight * sum(own.values())
-            if total:
-                share = left / (total + self.prior)
-                for token, count in stored:
-                    law[token] += share * count
-                for token, count in own.items():
-                    law[token] += share * self.weight * count
-                left *= self.prior / (total + self.prior)
+            ending = context[-n:]
+            in_store, places = self._in_store(ending)
+            in_text = self.after.get(ending, {})
+            total = places + self.weight * sum(in_text.values())
+            if total == 0:
+                continue
+            share = remaining / (total + self.prior)
+            for token, count in in_store:
+                law[token] += share * count
+            for token, count in in_text.items():
+                law[token] += share * self.weight * count
+            remaining *= self.prior / (total + self.prior)
         return law
 
+    def _in_store(self, context: Gram) -> tuple[Counts, int]:
+        """``Datastore.counts``; none without a store, and for a context that is too long for it."""
+        if self.stored is None or len(context) > self.store.longest:
+            return [], 0
+        return self.stored(context)
+
     def propose(self, coins, max_depth) -> Draft:
-        tokens, parents, scores = [], [], []
-        # (−score, parent, token, level, context before it), the root first
-        open_ = [(-1.0, -1, self.text[-1], 0, tuple(self.text[-self.longest - 1 : -1]))]
-        while open_ and len(tokens) <= self.budget:
-            score, parent, token, level, context = heapq.heappop(open_)
-            if level < min(max_depth, self.depth) and len(tokens) < self.budget:
-                context = (*context, token)[-self.longest :]
-                for new, chance in self.law(context).items():
-                    heapq.heappush(open_, (score * chance, len(tokens), new, level + 1, context))
+        deepest = min(max_depth, self.depth)
+        tokens, parents, scores = [], [], []  # of the nodes, the root first
+        # A heap of nodes that may be taken: (−score, parent, token, level, context before it).
+        before_root = tuple(self.text[-self.longest - 1 : -1])
+        open_nodes = [(-1.0, -1, self.text[-1], 0, before_root)]
+        while open_nodes and len(tokens) <= self.budget:
+            negative_score, parent, token, level, before = heapq.heappop(open_nodes)
+            node = len(tokens)
             tokens.append(token)
             parents.append(parent)
-            scores.append(-score)
-        return Draft(TokenTree(tokens, parents), scores=torch.tensor(scores, dtype=torch.float64, device="cpu"))
+            scores.append(-negative_score)
+            if level < deepest and node < self.budget:
+                context = (*before, token)[-self.longest :]
+                for child, probability in self.law(context).items():
+                    heapq.heappush(open_nodes, (negative_score * probability, node, child, level + 1, context))
+        scores = torch.tensor(scores, dtype=torch.float64, device="cpu")
+        return Draft(TokenTree(tokens, parents), scores=scores)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,19 +13,32 @@ from specnb.growth import Growth, within
 from specnb.sampling import Coins, Warp, draw_rows
 from specnb.tree import Draft, Drawn, Expansion, TokenTree
 
-Laws = list[tuple[list[int], Tensor]]  # of each forward: the nodes it expanded, and their laws (m, V_d)
+
+@dataclass
+class Grown:
+    """A tree as a draft model grows it, forward by forward.
+
+    chances: (n,) float64, each path's probability, 1 for the root. laws: of each forward the nodes that it expanded,
+    with their laws q (m, V_d). expansions: what each forward was given and how long it took.
+    """
+
+    tree: TokenTree
+    chances: np.ndarray
+    laws: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    expansions: list[Expansion] = field(default_factory=list)
 
 
 class TreeDrafter:
     """Grow a token tree level by level with a draft model (EAGLE, SpecInfer, Sequoia, … by choice of parts).
 
-    drawn=POINT takes each node's top tokens by the unwarped q (scores stay the draft's confidence at any
-    temperature); IID and SWOR draw children from q under the same warp as p, and keep that very q for the
-    verifier. growth: may be set to another rule between two steps. grown: the last step's tree as the draft model has
-    expanded it, before any node was dropped; a draft's ``sources`` are numbers of its nodes. ``observe`` takes the
-    draft that ``propose`` gave, or one made of it by dropping nodes or adding others.
-    Raises ValueError for a sampled tree under a growth rule that prunes: dropping drawn nodes by their value biases the
-    output; and in ``observe`` for a draft without sources.
+    drawn=POINT takes each node's top tokens by the unwarped q, so that scores stay the draft's confidence at any
+    temperature. IID and SWOR draw children from q under the same warp as p, and keep that very q for the verifier.
+    growth: it may be set to another rule between two steps. grown: the last step's tree as the draft model has expanded
+    it, before any node was dropped; a draft's ``sources`` are numbers of its nodes. ``observe`` takes the draft that
+    ``propose`` gave, or one made of it by dropping nodes or adding others.
+
+    Raises ValueError for a sampled tree under a growth rule that prunes, because to drop drawn nodes by their value
+    would bias the output; and in ``observe`` for a draft without sources.
     """
 
     reach = 0
@@ -60,53 +74,68 @@ class TreeDrafter:
         if self.draft_model.max_depth is not None:
             max_depth = max(0, min(max_depth, self.draft_model.max_depth))
         growth = within(self.growth, max_depth)
-        self.grown, chances, laws, expansions = self._grow(growth, coins, max_depth)
-        keep = growth.finish(self.grown, chances)
-        kept = list(range(len(self.grown))) if keep is None else sorted({0, *keep})
-        tree = self.grown if keep is None else self.grown.keep(kept)
-        came = {
-            "scores": torch.from_numpy(chances[kept]),
-            "sources": torch.tensor(kept, dtype=torch.int64, device="cpu"),
-            "expansions": tuple(expansions),
-        }
-        if self.drawn is Drawn.POINT or not laws:  # nothing was drawn
-            return Draft(tree, **came)
-        table = laws[0][1].new_zeros(len(tree), laws[0][1].shape[1])  # rows of nodes never expanded stay zero
-        for nodes, q in laws:
-            table[nodes] = q
-        return Draft(tree, table, self.drawn, self.draft_model.ids, **came)
+        grown = self._grow(growth, coins, max_depth)
+        self.grown = grown.tree
 
-    def _grow(
-        self, growth: Growth, coins: Coins, max_depth: int
-    ) -> tuple[TokenTree, np.ndarray, Laws, list[Expansion]]:
-        """All that the growth rule lets the draft model expand: the tree, its paths' probabilities, laws, forwards."""
-        tree = TokenTree([self.root], [-1])
-        chances = np.ones(1)  # (n,) float64, each path's probability
+        keep = growth.finish(grown.tree, grown.chances)
+        if keep is None:
+            kept = list(range(len(grown.tree)))
+            tree = grown.tree
+        else:
+            kept = sorted({0, *keep})
+            tree = grown.tree.keep(kept)
+
+        origin = {
+            "scores": torch.from_numpy(grown.chances[kept]),
+            "sources": torch.tensor(kept, dtype=torch.int64, device="cpu"),
+            "expansions": tuple(grown.expansions),
+        }
+        if self.drawn is Drawn.POINT or not grown.laws:  # nothing was drawn
+            return Draft(tree, **origin)
+        # A rule that drops nodes was refused, so nodes have the same numbers in both trees.
+        q = _table(grown.laws, len(tree))  # (n, V_d)
+        return Draft(tree, q, self.drawn, self.draft_model.ids, **origin)
+
+    def _grow(self, growth: Growth, coins: Coins, max_depth: int) -> Grown:
+        """All that the growth rule lets the draft model expand."""
+        root_alone = TokenTree([self.root], [-1])
+        grown = Grown(root_alone, chances=np.ones(1))
         expanded: set[int] = set()
-        laws: Laws = []
-        expansions: list[Expansion] = []
         while True:
-            wanted = growth.select(tree, chances)
-            frontier = [(node, k) for node, k in wanted if tree.depth_list[node] < max_depth]
-            if not frontier:
-                return tree, chances, laws, expansions
-            nodes, counts = map(list, zip(*frontier, strict=True))
-            if len(expanded | {*nodes}) < len(expanded) + len(nodes):
-                raise ValueError(f"{type(self.growth).__name__} selected a node twice: {nodes}")
+            nodes = []
+            counts = []  # of children, node by node
+            for node, count in growth.select(grown.tree, grown.chances):
+                if grown.tree.depth_list[node] < max_depth:
+                    nodes.append(node)
+                    counts.append(count)
+            if not nodes:
+                return grown
+            already = len(expanded)
             expanded.update(nodes)
-            began = time.perf_counter()
-            logits = self.draft_model.expand(tree, nodes)
-            seconds = time.perf_counter() - began
-            expansions.append(Expansion(len(nodes), float(chances[nodes].sum()), seconds))
-            q = self.warp(logits)  # (m, V_d)
-            laws.append((nodes, q))
-            rows, columns, given = draw_rows(q, counts, self.drawn, coins)
-            parents = np.array(nodes)[rows]
-            chances = np.concatenate([chances, chances[parents] * given])
-            ids = torch.from_numpy(columns)
-            if self.draft_model.ids is not None:
-                ids = self.draft_model.ids[ids]
-            tree = tree.grow(ids, torch.from_numpy(parents))
+            if len(expanded) < already + len(nodes):
+                raise ValueError(f"{type(self.growth).__name__} selected a node twice: {nodes}")
+            self._expand(grown, nodes, counts, coins)
+
+    def _expand(self, grown: Grown, nodes: list[int], counts: list[int], coins: Coins) -> None:
+        """One forward of the draft model over some nodes; so many children are drawn below each of them."""
+        began = time.perf_counter()
+        logits = self.draft_model.expand(grown.tree, nodes)
+        seconds = time.perf_counter() - began
+        mass = float(grown.chances[nodes].sum())
+        grown.expansions.append(Expansion(len(nodes), mass, seconds))
+
+        q = self.warp(logits)  # (m, V_d)
+        grown.laws.append((nodes, q))
+
+        # Of each child: its parent's row in q, its token's column there, and q's entry
+        rows, columns, probabilities = draw_rows(q, counts, self.drawn, coins)
+        parents = np.array(nodes)[rows]
+        chances = grown.chances[parents] * probabilities
+        grown.chances = np.concatenate([grown.chances, chances])
+        tokens = torch.from_numpy(columns)
+        if self.draft_model.ids is not None:
+            tokens = self.draft_model.ids[tokens]
+        grown.tree = grown.tree.grow(tokens, torch.from_numpy(parents))
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
         tree, nodes = self._with_path(draft, path)
@@ -125,9 +154,20 @@ class TreeDrafter:
         others = list(path[len(nodes) :])
         if not others:
             return self.grown, nodes
-        first = len(self.grown)
-        added = list(range(first, first + len(others)))
-        above = [nodes[-1] if nodes else 0, *added[:-1]]
+
+        size = len(self.grown)
+        added = list(range(size, size + len(others)))
+        last_drafted = nodes[-1] if nodes else 0
+        parents_of_added = torch.tensor([last_drafted, *added[:-1]], dtype=torch.int64, device="cpu")
         tokens = torch.cat([self.grown.tokens, draft.tree.tokens[others]])
-        parents = torch.cat([self.grown.parents, torch.tensor(above, dtype=torch.int64, device="cpu")])
+        parents = torch.cat([self.grown.parents, parents_of_added])
         return TokenTree(tokens, parents), nodes + added
+
+
+def _table(laws: list[tuple[list[int], Tensor]], node_count: int) -> Tensor:
+    """(n, V_d) laws of all nodes; the rows of nodes that were never expanded are zero."""
+    _, first_q = laws[0]
+    table = first_q.new_zeros(node_count, first_q.shape[1])
+    for nodes, q in laws:
+        table[nodes] = q
+    return table

@@ -52,6 +52,15 @@ def test_path_is_a_trie_of_one_path():
     assert pools.trie_of([()]) == {}
 
 
+@given(tries, st.lists(st.integers(0, 6), max_size=5))
+def test_a_chain_is_a_trie_of_one_path(trie, tokens):
+    chained, branched = pools.Rows(9), pools.Rows(9)
+    for rows in (chained, branched):
+        rows.add_trie(trie, 0)
+    assert chained.add_chain(tokens, 0) == branched.add_trie(pools.trie_of([tokens]), 0)
+    assert (chained.tokens, chained.parents) == (branched.tokens, branched.parents)
+
+
 @given(st.lists(st.tuples(st.integers(0, 6), tries), max_size=30), st.integers(1, 8), st.integers(1, 4))
 def test_the_trie_pool_is_bounded(entries, nodes, keys):
     pool = TriePool(nodes, keys)
