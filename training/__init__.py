@@ -1,7 +1,17 @@
 """Training of draft heads: the target's own text, its features, losses, the loop, and the report on held-out text.
 
-``writing`` lets the target write dialogues and ``corpus`` keeps them in shards (``openings``: first words of guided
-questions); ``features`` and ``branches`` hold what the target says about them; ``starts``, ``losses`` and ``loop``
-train a head by its ``recipes``; ``evaluation`` measures it; ``runs`` goes from names to files; ``hints`` are what
-errors advise and interrupts say. Command: ``python -m training``.
+``python -m training`` is the command. The modules, in the order of the work:
+
+writing     lets the target write dialogues by itself
+openings    the first words of guided questions
+corpus      keeps dialogues in shards
+features    what the target says about them, computed once for all heads
+branches    what it says off its own path: small trees, for TALF
+recipes     how each head is trained, by name
+starts      where its weights begin
+losses      what it is trained on
+loop        the training loop
+evaluation  how good it is on held-out text
+runs        from names to files
+hints       what errors advise, and what an interrupted command says
 """

@@ -1,11 +1,13 @@
 """What the target says about the corpus, computed once and shared by all heads: arrays in the cache.
 
-For every token x_t of every dialogue (template included): the target's hidden states, and its law of the next
-token over the reduced vocabulary as a *soft row* e_t = Σ_x p(x | x_≤t) w_x, the expected output row. With frozen
-output rows W, the cross-entropy of a draft state h against p needs no more: log Σ exp(W h) − e_t · h. Soft rows are
-float32, from the very rows that training uses: where all logits shift alike this loss is flat only if e_t is exact,
-and a draft state without a norm behind it grows without end along what rounding e_t to bf16 leaves (measured: to fifty
-times a state's length, at a loss below zero).
+For every token x_t of every dialogue (template included) two things are kept: the target's hidden states, and its law
+of the next token, over the reduced vocabulary, as a *soft row* e_t = Σ_x p(x | x_≤t) w_x, the expected output row. With
+frozen output rows W the cross-entropy of a draft state h against p needs no more: log Σ exp(W h) − e_t · h.
+
+Soft rows are float32, from the very rows that training uses. A state can move in a direction in which all logits shift
+alike, and there this loss is flat only if e_t is exact. If e_t is rounded to bf16, the loss goes on falling along what
+rounding leaves, and a draft state without a norm behind it grows without end (measured: to fifty times a state's
+length, at a loss below zero).
 """
 
 import hashlib
@@ -14,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -38,30 +41,41 @@ def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
     """(size,) int64, rising: the tokens that occur most often in the dialogues; ties go to the smaller id.
 
     Questions count as well: answers take up their words, and a word of a new question is likelier one of other
-    questions than one of other answers.
+    questions than one of other answers. Example: of a question (5, 2) and its answer (2, 7), a vocabulary of two is
+    (2, 5). ValueError if the dialogues have fewer different tokens than asked for.
     """
-    counts = np.bincount([t for d in dialogues for t in (*d.question, *d.answer)])
-    if (counts > 0).sum() < size:
-        there = (counts > 0).sum()
-        raise ValueError(f"the corpus has only {there} different tokens, {size} were asked for: --vocabulary {there}")
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
+    tokens = []
+    for dialogue in dialogues:
+        tokens += dialogue.question
+        tokens += dialogue.answer
+    counts = np.bincount(tokens)  # (largest id + 1,)
+    different = (counts > 0).sum()
+    if different < size:
+        raise ValueError(
+            f"the corpus has only {different} different tokens, {size} were asked for: --vocabulary {different}"
+        )
+    commonest_first = np.argsort(-counts, kind="stable")
+    return torch.from_numpy(np.sort(commonest_first[:size]))
 
 
 class Pieces:
     """(N, …) rows in pieces that stay where they are, mapped from the disk: more of them than memory holds.
 
-    Read by a slice that lies in one piece, as a dialogue does, or by an index (n,) of rows.
+    Read by a slice that lies in one piece, as a dialogue does, or by an index (n,) of rows. Example: of pieces of 4
+    and 6 rows, [5:8] is the second piece's [1:4].
     """
 
     def __init__(self, pieces: Sequence[Tensor]):
-        self.pieces, self.ends = list(pieces), np.cumsum([len(piece) for piece in pieces]).tolist()
+        self.pieces = list(pieces)
+        self.ends = np.cumsum([len(piece) for piece in pieces]).tolist()
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         if isinstance(rows, Tensor):
             return torch.cat([self[row : row + 1] for row in rows.tolist()])
         which = bisect_right(self.ends, rows.start)
-        begin = self.ends[which - 1] if which else 0
-        return self.pieces[which][rows.start - begin : rows.stop - begin]
+        piece = self.pieces[which]
+        begin = self.ends[which] - len(piece)
+        return piece[rows.start - begin : rows.stop - begin]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +96,14 @@ class Branches:
 
     def of(self, rows: Sequence[int], device: torch.device) -> "Branches":
         """Those of some dialogues (by index), on a device."""
-        at = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
-        parts = (self.dialogues, self.roots, self.tokens, self.parents, self.soft)
-        return Branches(*(part[at].to(device) for part in parts))
+        places = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
+        return Branches(
+            dialogues=self.dialogues[places].to(device),
+            roots=self.roots[places].to(device),
+            tokens=self.tokens[places].to(device),
+            parents=self.parents[places].to(device),
+            soft=self.soft[places].to(device),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,19 +127,25 @@ class Features:
     def __len__(self) -> int:
         return len(self.answer)
 
+    def span(self, i: int) -> slice:
+        """The rows of dialogue i."""
+        return slice(int(self.start[i]), int(self.start[i + 1]))
 
-def cached(key: str, names: Sequence[str], compute: Callable[[list[str]], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors by name, kept in the cache under a key: compute is given the names that are not there yet.
+
+def cached(key: str, names: Sequence[str], make: Callable[[list[str]], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors by name, kept in the cache under a key: make is given the names that are not there yet.
 
     Each is written in one move, so that OSError from a full disk leaves none that is half written; a lock keeps two
     processes from the same work. What comes back is mapped from the disk, copied where it is written to.
     """
-    folder = files.cache_dir() / "features" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    folder = files.cache_dir() / "features" / digest[:16]
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.pt" for name in names}
     with FileLock(f"{folder}.lock"):
         missing = [name for name, path in paths.items() if not path.exists()]
-        for name, tensor in (compute(missing) if missing else {}).items():
+        computed = make(missing) if missing else {}
+        for name, tensor in computed.items():
             files.write(paths[name], partial(torch.save, tensor))
     return {name: torch.load(path, weights_only=True, mmap=True) for name, path in paths.items()}
 
@@ -134,46 +159,73 @@ def compute(pair: models.Pair, frozen: heads.Frozen, texts: Sequence[Text], laye
     layer and 4 · width for the soft row; in memory 68, for the others. OSError if the disk has no room.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
-    base = json.dumps([heads.fingerprint(pair.target), str(frozen.rows.dtype), frozen.ids.tolist()])
-    names, chunks = [*(f"hidden{layer}" for layer in layers), "soft", "best", "best_p"], []
+    dtype = str(frozen.rows.dtype)
+    ids = frozen.ids.tolist()
+    target = json.dumps([heads.fingerprint(pair.target), dtype, ids])
+    names = [*(f"hidden{layer}" for layer in layers), "soft", "best", "best_p"]
+    chunks = []
     begins = range(0, len(full), CHUNK)
     with hints.interruptible(lambda: f"features of {len(chunks)} of {len(begins)} chunks kept in {files.cache_dir()}"):
         for begin in tqdm(begins, unit="chunk", desc="features", disable=files.QUIET):
             part = full[begin : begin + CHUNK]
-            chunks.append(cached(f"{base} {part}", names, partial(_chunk, pair, frozen, part, layers)))
-    best, best_p = (torch.cat([chunk[name] for chunk in chunks]) for name in ("best", "best_p"))
-    start = np.concatenate([[0], np.cumsum([len(s) for s in full])])
+            run = partial(_chunk, pair, frozen, part, layers)
+            chunks.append(cached(f"{target} {part}", names, run))
+
+    def pieces(name: str) -> Pieces:
+        return Pieces([chunk[name] for chunk in chunks])
+
+    lengths = [len(tokens) for tokens in full]
+    start = np.concatenate([[0], np.cumsum(lengths)])
+    prompt_lengths = [len(prompt) for prompt, _ in texts]
     return Features(
-        tokens=torch.tensor([t for s in full for t in s]),
+        tokens=torch.tensor(list(chain.from_iterable(full))),
         start=torch.from_numpy(start),
-        answer=torch.tensor([int(b) + len(p) for b, (p, _) in zip(start, texts, strict=False)]),
-        hidden={layer: Pieces([chunk[f"hidden{layer}"] for chunk in chunks]) for layer in layers},
-        soft=Pieces([chunk["soft"] for chunk in chunks]),
-        best=best,
-        best_p=best_p,
+        answer=torch.from_numpy(start[:-1] + prompt_lengths),
+        hidden={layer: pieces(f"hidden{layer}") for layer in layers},
+        soft=pieces("soft"),
+        best=torch.cat([chunk["best"] for chunk in chunks]),
+        best_p=torch.cat([chunk["best_p"] for chunk in chunks]),
     )
 
 
-def _chunk(pair, frozen, full, layers, names: Sequence[str]) -> dict[str, Tensor]:
-    """All sequences through the target, longest first; what is wanted of them, end to end."""
-    order, found = sorted(range(len(full)), key=lambda i: len(full[i])), {}
-    while order:
-        count = max(1, BATCH // len(full[order[-1]]))
-        order, rows = order[:-count], order[-count:]
-        found |= zip(rows, _run(pair, frozen, [full[i] for i in rows], layers), strict=True)
-    return {name: torch.cat([found[i][name] for i in range(len(full))]) for name in names}
+def _chunk(
+    pair: models.Pair,
+    frozen: heads.Frozen,
+    sequences: Sequence[Sequence[int]],
+    layers: Sequence[int],
+    names: Sequence[str],
+) -> dict[str, Tensor]:
+    """All sequences through the target, longest first, in batches; what the names ask for, end to end."""
+    by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    features = {}  # of each sequence, by its index
+    while by_length:
+        longest = len(sequences[by_length[-1]])
+        count = max(1, BATCH // longest)
+        rows = by_length[-count:]
+        by_length = by_length[:-count]
+        batch = _run(pair, frozen, [sequences[i] for i in rows], layers)
+        features |= zip(rows, batch, strict=True)
+    joined = {}
+    for name in names:
+        joined[name] = torch.cat([features[i][name] for i in range(len(sequences))])
+    return joined
 
 
-def _run(pair, frozen, sequences, layers) -> list[dict[str, Tensor]]:
-    """One right-padded batch through the target: what heads need of each sequence."""
+def _run(
+    pair: models.Pair, frozen: heads.Frozen, sequences: Sequence[Sequence[int]], layers: Sequence[int]
+) -> list[dict[str, Tensor]]:
+    """One right-padded batch through the target: what heads need of each sequence, on the CPU."""
+    target = pair.target
     ids = pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
-    out = pair.target.base_model(ids.to(pair.target.device), output_hidden_states=True, use_cache=False)
-    states = out.hidden_states
-    found = []
+    out = target.base_model(ids.to(target.device), output_hidden_states=True, use_cache=False)
+    features = []
     for row, sequence in enumerate(sequences):
-        hidden = {f"hidden{layer}": states[layer][row, : len(sequence)].bfloat16() for layer in layers}
-        law = F.linear(states[-1][row, : len(sequence)], frozen.rows).float().softmax(-1)  # (n, V_d)
-        best_p, best = law.topk(TOP)
-        more = {"soft": law @ frozen.rows.float(), "best": best.to(torch.int32), "best_p": best_p.bfloat16()}
-        found.append({name: value.cpu() for name, value in (hidden | more).items()})
-    return found
+        states = [layer_states[row, : len(sequence)] for layer_states in out.hidden_states]  # (n, width) each
+        needed = {f"hidden{layer}": states[layer].bfloat16() for layer in layers}
+        law = F.linear(states[-1], frozen.rows).float().softmax(-1)  # (n, V_d)
+        best_p, best = law.topk(TOP)  # (n, TOP)
+        needed["soft"] = law @ frozen.rows.float()  # (n, width)
+        needed["best"] = best.to(torch.int32)
+        needed["best_p"] = best_p.bfloat16()
+        features.append({name: value.cpu() for name, value in needed.items()})
+    return features

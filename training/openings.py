@@ -19,23 +19,51 @@ def openings(count: int = 6000, seed: int = 0) -> list[str]:
     None ends with a space, so that the words that follow are tokenised as usual, unless the target starts a word
     of its own (after a passage's heading).
     """
-    words, rng = json.loads(files.in_checkout(WORDS).read_text(encoding="utf-8")), np.random.default_rng(seed)
+    words = json.loads(files.in_checkout(WORDS).read_text(encoding="utf-8"))
+    rng = np.random.default_rng(seed)
 
     def one(name: str) -> str:
         return words[name][rng.integers(len(words[name]))]
 
-    def function() -> str:
-        call = f"def {one('verbs')}_{one('nouns')}({one('arguments')}"
-        return f"```python\n{call}:\n{one('docstrings')}"
+    def function_to_finish() -> str:
+        order = one("orders")
+        verb = one("verbs")
+        noun = one("nouns")
+        arguments = one("arguments")
+        docstring = one("docstrings")
+        return f"{order}:\n\n```python\ndef {verb}_{noun}({arguments}:\n{docstring}"
 
-    kinds = (
-        (0.32, lambda: f"{one('orders')}:\n\n{function()}"),
-        (0.08, lambda: one("tasks")),
-        (0.15, lambda: f"{one('names')} {one('deeds')}"),
-        (0.15, lambda: one("sums").format(name=one("people"), other=one("people"), n=one("numbers"))),
-        (0.12, lambda: one("readings") + one("subjects")),
-        (0.09, lambda: one("translations").format(tongue=one("tongues")) + one("sentences")),
-        (0.09, lambda: one("questions")),
-    )
-    shares = [share for share, _ in kinds]
-    return [kinds[rng.choice(len(kinds), p=shares)][1]().rstrip(" ") for _ in range(count)]
+    def task() -> str:
+        return one("tasks")
+
+    def story_with_a_sum() -> str:
+        return f"{one('names')} {one('deeds')}"
+
+    def plain_sum() -> str:
+        return one("sums").format(name=one("people"), other=one("people"), n=one("numbers"))
+
+    def text_to_read() -> str:
+        return one("readings") + one("subjects")
+
+    def translation() -> str:
+        return one("translations").format(tongue=one("tongues")) + one("sentences")
+
+    def question() -> str:
+        return one("questions")
+
+    shares = {
+        function_to_finish: 0.32,
+        task: 0.08,
+        story_with_a_sum: 0.15,
+        plain_sum: 0.15,
+        text_to_read: 0.12,
+        translation: 0.09,
+        question: 0.09,
+    }
+    kinds = list(shares)
+    drawn = []
+    for _ in range(count):
+        number = rng.choice(len(kinds), p=list(shares.values()))
+        opening = kinds[number]()
+        drawn.append(opening.rstrip(" "))
+    return drawn

@@ -18,31 +18,29 @@ from training.writing import Dialogue
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a head is trained.
+    """How a head is trained: what module, by which loss, on how much text, how fast.
 
-    The module: kind, hidden_layer and count, see ``heads.modules``; fused: the depths, as shares of the target, of the
-    states that an eagle3 reads. parent: the head that training goes on from.
-    The loss: loss_function, one of ``losses``, and loss_options, its options.
-    The schedule: epochs, at most so many passes; lr, the peak of the learning rate; batch, padded tokens a step at
-    most; seed.
-    The text: tokens, dialogues of both corpora in turns until they hold at least so many answer tokens (0: all).
-    Drafts in training: roots, so many rows of a dialogue carry what is drafted below them, the same rows for all heads
-    with this number (0: every row); trees, the width of the trees that the target builds there.
+    Heads with the same number of ``roots`` draft at the same rows of a dialogue. What kind, hidden_layer and count
+    mean says ``heads.Spec``.
     """
 
+    # The module, and the loss
     kind: str
-    loss_function: Callable[..., Tensor]
+    loss_function: Callable[..., Tensor]  # one of ``losses``
     loss_options: Mapping[str, object] = field(default_factory=dict)
     hidden_layer: int | None = None
-    fused: Sequence[float] = ()
+    fused: Sequence[float] = ()  # the states that an eagle3 reads: their depths, as shares of the target's
     count: int = 1
-    parent: str | None = None
-    epochs: int = 3
-    lr: float = Schedule.lr
-    batch: int = Schedule.batch_tokens
-    tokens: int = 0
-    roots: int = 0
-    trees: int = 0
+    parent: str | None = None  # the head that training goes on from
+    # The schedule
+    epochs: int = 3  # at most
+    lr: float = Schedule.lr  # the peak of the learning rate
+    batch: int = Schedule.batch_tokens  # padded tokens a step, at most
+    # The text: dialogues of both corpora in turns
+    tokens: int = 0  # until they hold at least so many answer tokens; 0: all
+    # Drafts in training
+    roots: int = 0  # so many rows of a dialogue carry what is drafted below them; 0: every row
+    trees: int = 0  # the width of the trees that the target builds at the roots
     seed: int = 0
 
     def loss(self, *parts: object) -> Tensor:
@@ -51,15 +49,18 @@ class Recipe:
 
     def terms(self) -> dict[str, object]:
         """What a card says of the recipe: the loss by its name, all else as it is."""
-        said = {name: value for name, value in asdict(self).items() if not name.startswith("loss_")}
-        by = {"loss": self.loss_function.__name__, **self.loss_options}
-        return {"kind": said.pop("kind"), "by": by, **said}
+        terms = {"kind": self.kind, "by": {"loss": self.loss_function.__name__, **self.loss_options}}
+        for name, value in asdict(self).items():
+            if name not in ("kind", "loss_function", "loss_options"):
+                terms[name] = value
+        return terms
 
     def layers(self, model: PreTrainedModel) -> set[int]:
         """The target's states that training takes: those that are read, and the last, which is to be predicted."""
         if self.kind == "vdm":
             return set()
-        return {*self.spec(model).layers, -1}
+        read = self.spec(model).layers
+        return {*read, -1}
 
     def spec(self, model: PreTrainedModel) -> Spec:
         """What its head is made of, beside this target: it reads no deeper layer than there are."""
@@ -67,7 +68,7 @@ class Recipe:
         layer = self.hidden_layer
         if layer is not None:
             layer = max(layer, -depth)
-        fused = tuple(round(share * depth) - depth - 1 for share in self.fused)
+        fused = tuple(round(share * depth) - depth - 1 for share in self.fused)  # half of 30 layers deep is state −16
         return Spec.like(model, self.kind, hidden_layer=layer, count=self.count, fused=fused)
 
     @property
@@ -75,11 +76,15 @@ class Recipe:
         return Schedule(epochs=self.epochs, lr=self.lr, batch_tokens=self.batch, seed=self.seed)
 
     def text(self, dialogues: Sequence[Dialogue]) -> Sequence[Dialogue]:
-        """The first of these dialogues, as many as the recipe takes."""
-        if not self.tokens:
+        """The first of these dialogues, as many as the recipe takes.
+
+        Example: of answers of 5, 3 and 4 tokens, a recipe of 7 tokens takes the first two, which hold 8.
+        """
+        if self.tokens == 0:
             return dialogues
-        ends = np.cumsum([len(dialogue.answer) for dialogue in dialogues])
-        return dialogues[: 1 + int(np.searchsorted(ends, self.tokens))]
+        totals = np.cumsum([len(dialogue.answer) for dialogue in dialogues])
+        last = int(np.searchsorted(totals, self.tokens))  # the first dialogue with which there are enough
+        return dialogues[: last + 1]
 
 
 # ---- the heads that are trained -----------------------------------------------------------------------------------
@@ -131,6 +136,7 @@ TABLE: dict[str, Recipe] = {
 def named(name: str) -> Recipe:
     """A recipe by name, "edd_no_kl", or with another seed than 0, "edd_no_kl-1"; ValueError if there is none."""
     bare, dash, seed = name.partition("-")
-    if bare not in TABLE or (dash and not seed.isdigit()):
+    names_no_seed = dash and not seed.isdigit()
+    if bare not in TABLE or names_no_seed:
         raise ValueError(f"unknown head {name!r}: known are {', '.join(TABLE)}, another seed is NAME-1, as in vdm-1")
     return replace(TABLE[bare], seed=int(seed or 0))
