@@ -21,8 +21,9 @@ from specnb.show.trees import draw_tree, score_notes, tree_table
 from specnb.tree import Draft, TokenTree
 
 Picture = bytes | tuple[bytes, str]  # PNG, or PNG and a line of words
-Int, Float = ipywidgets.IntSlider, ipywidgets.FloatSlider
-Share = partial(ipywidgets.FloatLogSlider, step=0.1, readout_format=".3f")
+Int = ipywidgets.IntSlider
+Float = ipywidgets.FloatSlider
+Share = partial(ipywidgets.FloatLogSlider, step=0.1, readout_format=".3f")  # its min and max are powers of ten
 
 # A picture that is being computed: the earlier words are dimmed, with a sign over them, so that nothing moves. The
 # browser shows it only after the delay: what is drawn at once does not flicker.
@@ -67,15 +68,16 @@ def explorer(
     While render works, the readout says so (``busy``).
     walk: all settings, one after the other, where there is such an order; a page without a kernel follows it.
     """
-    image, readout = ipywidgets.Image(format="png"), ipywidgets.HTML()
+    image = ipywidgets.Image(format="png")
+    readout = ipywidgets.HTML()
     readout.layout.min_height = READOUT
 
     def answer(**values) -> tuple[bytes, str]:
         try:
-            found = render(**values)
+            picture = render(**values)
         except ValueError as error:
             return bytes(image.value), html.escape(str(error))
-        return found if isinstance(found, tuple) else (found, "")
+        return picture if isinstance(picture, tuple) else (picture, "")
 
     def redraw(change=None) -> None:
         words = readout.value
@@ -89,25 +91,36 @@ def explorer(
             readout.value = words
 
     box = Explorer()
-    box.controls, box.names = SimpleNamespace(**controls, image=image, readout=readout), [*controls]
-    box.answer, box.walk = answer, [*walk]
+    box.controls = SimpleNamespace(**controls, image=image, readout=readout)
+    box.names = list(controls)
+    box.answer = answer
+    box.walk = list(walk)
     for name, control in controls.items():
-        control.description = control.description or name
-        if hasattr(control, "continuous_update"):
-            control.continuous_update = False
-        control.style.description_width, control.layout.width = "initial", control.layout.width or "26em"
+        _prepare(name, control)
         control.observe(redraw, "value")
     redraw()
-    placed = list(controls.values())
-    rows = [ipywidgets.HBox(placed[i : i + row]) for i in range(0, len(placed), row)]
+
+    widgets = list(controls.values())
+    rows = [ipywidgets.HBox(widgets[i : i + row]) for i in range(0, len(widgets), row)]
     box.children = (*rows, readout, image)
     return box
 
 
+def _prepare(name: str, control: ipywidgets.Widget) -> None:
+    """Give a control what it does not say itself: its name in front, a width; and let a drag draw once, at its end."""
+    if not control.description:
+        control.description = name
+    if hasattr(control, "continuous_update"):
+        control.continuous_update = False
+    control.style.description_width = "initial"
+    if not control.layout.width:
+        control.layout.width = "26em"
+
+
 def stale(error: Exception) -> str:
     """HTML of a readout above a picture that could not be drawn anew."""
-    said = html.escape(f"{type(error).__name__}: {error}")
-    return f"<b>The picture is still that of other settings.</b> {said}"
+    words = html.escape(f"{type(error).__name__}: {error}")
+    return f"<b>The picture is still that of other settings.</b> {words}"
 
 
 def busy(words: str) -> str:
@@ -117,7 +130,8 @@ def busy(words: str) -> str:
 
 def reach(slider: Int, top: int) -> None:
     """Let a slider go up to top. The browser's refuses an empty range: one without a choice is 0..1 and disabled."""
-    slider.max, slider.disabled = max(top, 1), top == 0
+    slider.max = max(top, 1)
+    slider.disabled = top == 0
 
 
 # ---- growth rules on a recorded step -----------------------------------------------------------------------------
@@ -125,18 +139,24 @@ def reach(slider: Int, top: int) -> None:
 
 SETTINGS = {
     growth.DynaTree: lambda: {
-        "depth": Int(8, 1, 8), "branch": Int(3, 1, 4), "threshold": Share(0.03, min=-2, max=-0.3),
+        "depth": Int(8, 1, 8),
+        "branch": Int(3, 1, 4),
+        "threshold": Share(0.03, min=-2, max=-0.3),
         "budget": Int(40, 1, 128),
     },
     growth.Pct: lambda: {
-        "cost": Share(0.1, min=-2, max=0), "leaf": Share(0.01, min=-3, max=-0.5), "k": Int(3, 1, 5),
+        "cost": Share(0.1, min=-2, max=0),
+        "leaf": Share(0.01, min=-3, max=-0.5),
+        "k": Int(3, 1, 5),
         "depth": Int(10, 1, 10),
     },
     growth.Salf: lambda: {
-        "threshold": Float(0.6, min=0, max=0.95, step=0.05), "beam": Int(4, 1, 10), "total": Int(20, 2, 60),
+        "threshold": Float(0.6, min=0, max=0.95, step=0.05),
+        "beam": Int(4, 1, 10),
+        "total": Int(20, 2, 60),
         "fill": ipywidgets.Checkbox(False),
     },
-}  # fmt: skip
+}  # by rule, what makes its sliders: each explorer has its own
 
 
 def growth_explorer(
@@ -150,20 +170,32 @@ def growth_explorer(
 
     def render(**settings: float) -> Picture:
         nodes, frontiers = growth.regrow(tree, scores, kind(**settings, **fixed), max_depth=len(tree))
+        table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
         with canvas(11, 5.4) as figure:
-            table = tree_table(Draft(tree.keep(nodes)), labels=[labels[node] for node in nodes])
             draw_tree(table, ax=figure.add_axes((0, 0, 1, 1)), notes=score_notes(scores, nodes))
             picture = png(figure)
-        covers, forwards = float(scores[nodes][1:].sum()), len(frontiers)
-        how = "" if kind is growth.Salf else ", a level at a time"
-        words = (
-            f"{len(nodes) - 1} draft tokens · {forwards} draft forwards{how} "
-            f"({sum(map(len, frontiers))} if fed node by node) · covers {covers:.2f} expected tokens"
-        )
+
+        covers = float(scores[nodes][1:].sum())  # without the root
+        words = _cost(kind, nodes, frontiers, covers)
         if kind is growth.Pct:
-            words += f" · gains {covers - settings['cost'] * forwards:.2f} target calls before verification"
+            gain = covers - settings["cost"] * len(frontiers)
+            words += f" · gains {gain:.2f} target calls before verification"
         if kind is growth.Salf:
-            words += f" · S by forward: {', '.join(f'{float(scores[nodes].sum()):.2f}' for nodes in frontiers)}"
+            sums = ", ".join(f"{float(scores[frontier].sum()):.2f}" for frontier in frontiers)
+            words += f" · S by forward: {sums}"
         return picture, words
 
     return explorer(SETTINGS[kind](), render)
+
+
+def _cost(kind: type[Growth], nodes: Sequence[int], frontiers: Sequence[Sequence[int]], covers: float) -> str:
+    """What a grown tree cost, in words: nodes, forwards of the draft model, and the tokens expected from them.
+
+    frontiers: the nodes that each forward expanded; SALF chooses them from the whole tree, others from a level.
+    """
+    how = "" if kind is growth.Salf else ", a level at a time"
+    fed = sum(map(len, frontiers))
+    return (
+        f"{len(nodes) - 1} draft tokens · {len(frontiers)} draft forwards{how} ({fed} if fed node by node)"
+        f" · covers {covers:.2f} expected tokens"
+    )

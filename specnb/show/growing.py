@@ -30,7 +30,8 @@ class Frame:
     @cached_property
     def drafted(self) -> TokenTree:
         """The draft tree alone: the step's tree without the candidates."""
-        return self.step.draft.tree.keep(range(self.step.draft.candidate_rows, len(self.step.draft.tree)))
+        draft = self.step.draft
+        return draft.tree.keep(range(draft.candidate_rows, len(draft.tree)))
 
     def paths(self) -> set[tuple[int, ...]]:
         """The draft tree's nodes as paths of tokens."""
@@ -44,11 +45,19 @@ def record_frames(target: Target, drafter: ProgressiveDrafter, prompt: Sequence[
     """
     if drafter.chained:
         raise ValueError("record_frames shows the tree of the paper's text: use ProgressiveDrafter(chained=False)")
-    frames, pool = [], {}
-    for step in islice(steps(target, drafter, verifiers.greedy, prompt, max_new_tokens=8 * count), count):
+    generation = steps(target, drafter, verifiers.greedy, prompt, max_new_tokens=8 * count)
+    frames = []
+    pool = {}
+    for step in islice(generation, count):
         frames.append(Frame(step.light(), pool))
         pool = {key: copy.deepcopy(trie) for key, (trie, _) in drafter.pool.tries.items()}
     return frames
+
+
+def growing_explorer(frames: Sequence[Frame], pieces: Pieces) -> Explorer:
+    """PTD's draft tree growing, step by step (Figure 3)."""
+    slider = ipywidgets.IntSlider(0, 0, len(frames) - 1)
+    return explorer({"step": slider}, lambda step: render(frames, step, pieces))
 
 
 def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> Picture:
@@ -56,30 +65,49 @@ def render(frames: Sequence[Frame], index: int, pieces: Pieces) -> Picture:
 
     Diamonds joined the tree in the step before. Raises IndexError on an unknown frame.
     """
-    frame, tree = frames[index], frames[index].drafted
-    before = frames[max(index - 1, 0)].paths()  # nothing is new in the first frame
-    before |= {path[1:] for path in before}  # what has stepped since lost its first node
-    fresh = [node for node in range(1, len(tree)) if tree.path_tokens(node) not in before]
+    step = frames[index].step
+    tree = frames[index].drafted
+    new = _new_nodes(frames, index)
+    table = tree_table(Draft(tree), labels=pieces)
+    table.loc[1:, "state"] = "unvisited"
+    table.loc[new, "state"] = "recovered"
+
     with canvas(12, 5.6) as figure:
-        table = tree_table(Draft(tree), labels=pieces)
-        table.loc[1:, "state"] = "unvisited"
-        table.loc[fresh, "state"] = "recovered"
-        ax = draw_tree(table, ax=figure.add_axes((0.01, 0.02, 0.52, 0.88)))
-        ax.set_title(f"step {frame.step.index}: a draft tree of {len(tree) - 1} nodes, {len(fresh)} of them new")
-        draw_mask(tree, frame.step.start - 1, labels=pieces, ax=figure.add_axes((0.62, 0.16, 0.37, 0.66)))
+        tree_ax = figure.add_axes((0.01, 0.02, 0.52, 0.88))
+        draw_tree(table, ax=tree_ax)
+        tree_ax.set_title(f"step {step.index}: a draft tree of {len(tree) - 1} nodes, {len(new)} of them new")
+        mask_ax = figure.add_axes((0.62, 0.16, 0.37, 0.66))
+        draw_mask(tree, step.start - 1, labels=pieces, ax=mask_ax)
         return png(figure), _words(frames, index, pieces)
 
 
+def _new_nodes(frames: Sequence[Frame], index: int) -> list[int]:
+    """Nodes of a frame's draft tree that the frame before did not have; none in the first frame.
+
+    A path that has stepped since is not new: it lost its first node. Behind the paths (5,) and (5, 6), the paths (5,)
+    and (6,) are known, and (6, 7) is new.
+    """
+    if index == 0:
+        return []
+    before = frames[index - 1].paths()
+    known = before | {path[1:] for path in before}
+    tree = frames[index].drafted
+    return [node for node in range(1, len(tree)) if tree.path_tokens(node) not in known]
+
+
 def _words(frames: Sequence[Frame], index: int, pieces: Pieces) -> str:
-    frame, step = frames[index], frames[index].step
-    tree, sizes = step.draft.tree, [pools.size(trie) for trie in frame.pool.values()]
-    leaves = [node for node in range(1, step.draft.candidate_rows) if not tree.children[node]]
-    known = " · ".join("".join(pieces(tree.path_tokens(node))) for node in leaves) or "nothing"
+    """HTML: how large the pool is, what it knows behind the root, and the text so far with this step's tokens."""
+    step = frames[index].step
+    tree = step.draft.tree
+    sizes = [pools.size(trie) for trie in frames[index].pool.values()]
+
+    candidates = []
+    for node in range(1, step.draft.candidate_rows):
+        if not tree.children[node]:
+            candidates.append("".join(pieces(tree.path_tokens(node))))
+    known = " · ".join(candidates) or "nothing"
+    (root,) = pieces(tree.token_list[:1])
     words = f"pool: {sum(sizes)} nodes behind {len(sizes)} tokens. "
-    words += html.escape(f"Behind “{pieces(tree.token_list[:1])[0]}” it knows: {known}")
-    return so_far(words, [earlier.step for earlier in frames[:index]], step_html(step, pieces), pieces)
-
-
-def growing_explorer(frames: Sequence[Frame], pieces: Pieces) -> Explorer:
-    """PTD's draft tree growing, step by step (Figure 3)."""
-    return explorer({"step": ipywidgets.IntSlider(0, 0, len(frames) - 1)}, lambda step: render(frames, step, pieces))
+    words += html.escape(f"Behind “{root}” it knows: {known}")
+    earlier = [frame.step for frame in frames[:index]]
+    return so_far(words, earlier, step_html(step, pieces), pieces)

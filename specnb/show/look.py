@@ -5,10 +5,11 @@ styles say the same without colour.
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,6 +25,8 @@ from PIL import Image
 from specnb.models import files
 
 INK = "#222222"
+
+# Signs inside nodes, as outlines in a square from -1 to 1.
 TICK = Outline([(-0.9, 0.0), (-0.25, -0.7), (0.95, 0.75)])
 CROSS = Outline([(-1, -1), (1, 1), (-1, 1), (1, -1)], [1, 2, 1, 2])  # move, line, move, line
 
@@ -53,17 +56,45 @@ LOOKS = {
     "auxiliary": Look("#8A8A8A", outline=":", scale=0.55, edge=":"),
 }
 COLOURS = {state: look.colour for state, look in LOOKS.items()}
-TEXT_STYLE = "font-size:17px;line-height:1.8;white-space:pre-wrap;max-width:1100px"
-HATCH = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}
-KINDS = (("#4477AA", ""), ("#CCBB44", "//"), ("#AA3377", ".."), ("#66CCEE", "xx"), ("#BBBBBB", ""))
-STYLE = {"font.family": ["DejaVu Sans"], "font.size": 13, "axes.titlesize": 14, "axes.labelsize": 13}
-STYLE |= {"xtick.labelsize": 12, "ytick.labelsize": 12, "legend.fontsize": 12, "legend.frameon": False}
-STYLE |= {"figure.figsize": (9.0, 4.5), "figure.dpi": 100, "figure.facecolor": "white", "hatch.linewidth": 0.6}
-STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
-STYLE["axes.prop_cycle"] = cycler(color=["#4477AA", "#CCBB44", "#66CCEE", "#AA3377", "#228833", "#EE6677"])
+TEXT_STYLE = "font-size:17px;line-height:1.8;white-space:pre-wrap;max-width:1100px"  # CSS
 
 
-WHOLE_STYLE = ["default", STYLE]  # whatever a reader's matplotlibrc or dark style says, of which STYLE knows little
+class Kind(NamedTuple):
+    """How one of several kinds looks in a chart: bars have the colour and hatch, lines the colour and marker."""
+
+    colour: str
+    hatch: str
+    marker: str
+
+
+KINDS = (
+    Kind("#4477AA", "", "o"),
+    Kind("#CCBB44", "//", "s"),
+    Kind("#AA3377", "..", "^"),
+    Kind("#66CCEE", "xx", "D"),
+    Kind("#BBBBBB", "", "v"),
+)
+LAW_BARS = {"p": ("#9A9A9A", ""), "q": ("#CCBB44", "//")}  # colour and hatch
+
+STYLE = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 13,
+    "axes.titlesize": 14,
+    "axes.labelsize": 13,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+    "legend.fontsize": 12,
+    "legend.frameon": False,
+    "figure.figsize": (9.0, 4.5),
+    "figure.dpi": 100,
+    "figure.facecolor": "white",
+    "hatch.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": cycler(color=["#4477AA", "#CCBB44", "#66CCEE", "#AA3377", "#228833", "#EE6677"]),
+}
+# matplotlib's defaults first: a reader's matplotlibrc or dark style may set what STYLE does not name.
+WHOLE_STYLE = ["default", STYLE]
 
 
 def use_style() -> None:
@@ -82,21 +113,23 @@ def canvas(width: float, height: float, **options) -> Iterator[Figure]:
 
 
 def light(colour: str) -> tuple[float, ...]:
-    return tuple(0.8 + 0.2 * c for c in to_rgb(colour))
+    """A light tint of a colour as red, green, blue in 0..1. Example: "black" becomes (0.8, 0.8, 0.8)."""
+    return tuple(0.8 + 0.2 * part for part in to_rgb(colour))
 
 
 def bars(name: str) -> dict:
-    """How p and q are drawn: bar arguments."""
-    colour, hatch = HATCH[name]
+    """How the bars of a law look, "p" or "q": arguments of ``Axes.bar`` and ``Axes.barh``."""
+    colour, hatch = LAW_BARS[name]
     return {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}
 
 
-def kinds(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+def kinds(names: Iterable[str]) -> dict[str, Kind]:
     """Colour, hatch and marker of up to five kinds, in the order of their first mention; ValueError for more."""
-    names = list(dict.fromkeys(names))
-    if len(names) > len(KINDS):
-        raise ValueError(f"a figure tells {len(KINDS)} kinds apart, got {len(names)}: {', '.join(map(str, names))}")
-    return {name: (*kind, marker) for name, kind, marker in zip(names, KINDS, "os^Dv", strict=False)}
+    different = list(dict.fromkeys(names))
+    if len(different) > len(KINDS):
+        listed = ", ".join(map(str, different))
+        raise ValueError(f"a figure tells {len(KINDS)} kinds apart, got {len(different)}: {listed}")
+    return dict(zip(different, KINDS, strict=False))
 
 
 def save(drawn: Axes | Figure, name: str, data: pd.DataFrame | pd.Series) -> Path:
@@ -107,18 +140,23 @@ def save(drawn: Axes | Figure, name: str, data: pd.DataFrame | pd.Series) -> Pat
     if Path(name).name != name:
         raise ValueError(f"name must be a plain file name without a folder, got {name!r}")
     figure = drawn if isinstance(drawn, Figure) else drawn.figure
-    index = not isinstance(data.index, pd.RangeIndex)
-    csv, path = data.to_csv(index=index, float_format="%.6g", lineterminator="\n"), files.FIGURES / f"{name}.png"
+    picture = io.BytesIO()
     # Software would write matplotlib's version, and so change the file without a change of the picture.
-    figure.savefig(encoded := io.BytesIO(), format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
-    files.write_all({path.with_suffix(".csv"): csv, path: encoded.getvalue()})
+    figure.savefig(picture, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+
+    index = not isinstance(data.index, pd.RangeIndex)
+    csv = data.to_csv(index=index, float_format="%.6g", lineterminator="\n")
+    path = files.FIGURES / f"{name}.png"
+    files.write_all({path.with_suffix(".csv"): csv, path: picture.getvalue()})
     return path
 
 
 def png(figure: Figure) -> bytes:
     """The figure as PNG, at its own size, in 128 colours (a third of the bytes); closes it."""
-    drawn, data = FigureCanvasAgg(figure), io.BytesIO()
-    drawn.draw()
-    Image.fromarray(np.asarray(drawn.buffer_rgba())).convert("RGB").quantize(128).save(data, "PNG")
+    agg = FigureCanvasAgg(figure)
+    agg.draw()
+    pixels = Image.fromarray(np.asarray(agg.buffer_rgba())).convert("RGB")
+    encoded = io.BytesIO()
+    pixels.quantize(128).save(encoded, "PNG")
     plt.close(figure)
-    return data.getvalue()
+    return encoded.getvalue()

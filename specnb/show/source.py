@@ -12,10 +12,11 @@ from pygments.lexers import PythonLexer
 def code(obj) -> str:
     """The source of a function, class or method without its docstring, at the left margin."""
     text = textwrap.dedent(inspect.getsource(obj))
-    (node,) = ast.parse(text).body
     lines = text.splitlines()
-    if ast.get_docstring(node, clean=False) is not None:
-        del lines[node.body[0].lineno - 1 : node.body[0].end_lineno]
+    (definition,) = ast.parse(text).body
+    if ast.get_docstring(definition, clean=False) is not None:
+        docstring = definition.body[0]
+        del lines[docstring.lineno - 1 : docstring.end_lineno]
     return "\n".join(lines).strip("\n")
 
 
@@ -29,4 +30,5 @@ class source:
         return self.text
 
     def _repr_html_(self) -> str:
-        return highlight(self.text, PythonLexer(), HtmlFormatter(noclasses=True, cssstyles="font-size:15px"))
+        formatter = HtmlFormatter(noclasses=True, cssstyles="font-size:15px")
+        return highlight(self.text, PythonLexer(), formatter)

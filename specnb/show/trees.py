@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -18,13 +19,22 @@ from specnb.tree import Draft, TokenTree, Trial, Verdict
 Pieces = Callable[[Sequence[int]], Sequence[str]]  # token ids → texts, as Pair.pieces
 Labels = Pieces | Sequence[str] | None
 AROUND = 8  # tokens before others that settle how these read: whether a space comes first, whose character they end
-LABEL = {"textcoords": "offset points", "parse_math": False, "zorder": 2}
-LABEL["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+
+# How ``Axes.annotate`` writes a label: anywhere, and at each of the places where labels may stand.
+LABEL = {
+    "textcoords": "offset points",
+    "parse_math": False,
+    "zorder": 2,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+}
 PLACES = {
     "under": {"ha": "center", "va": "top", "linespacing": 1.05},
     "side": {"ha": "left", "va": "center_baseline"},
     "turned": {"ha": "center", "va": "top", "rotation": 90},
 }
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------
 
 
 def tree_table(
@@ -44,45 +54,141 @@ def tree_table(
     Missing: nan.
     Raises ValueError on an upto outside 0..number of trials and on a wrong number of labels.
     """
-    tree, whole, trials = draft.tree, draft.tree, () if verdict is None else verdict.trials
-    if upto is not None and not 0 <= upto <= len(trials):
+    trials = () if verdict is None else verdict.trials
+    if upto is None:
+        upto = len(trials)
+    if not 0 <= upto <= len(trials):
         raise ValueError(f"upto must be in 0..{len(trials)}, the number of trials, got {upto}")
-    complete = verdict is not None and upto in (None, len(trials))
+    complete = verdict is not None and upto == len(trials)
     states = _states(draft, trials[:upto], verdict.path if complete else None)
-    if verdict is not None:
-        whole = tree.grow(torch.tensor([verdict.next_token]), torch.tensor([(0, *verdict.path)[-1]]))
+
+    tree = draft.tree
+    if verdict is not None:  # the next token has a place from the start, so that no node moves when it is shown
+        tree = _with_next_token(tree, verdict)
         states.append(next_kind(draft, verdict))
-    tokens, parents, depth, x = whole.token_list, whole.parent_list, whole.depth_list, _across(whole)
-    target, law, tried = (np.full(len(tokens), np.nan) for _ in range(3))
-    if p is not None:
-        target[1:] = p.cpu().double().numpy()[parents[1:], tokens[1:]]
-    if draft.q is not None:
-        law[1 : len(tree)] = draft.q.cpu().double().numpy()[tree.parent_list[1:], draft.columns.numpy()[1:]]
-    for trial in trials[:upto]:
-        tried[trial.node] = trial.probability
-    table = pd.DataFrame({"node": range(len(tokens)), "parent": parents, "depth": depth, "token": tokens})
-    table["label"], table["state"] = label_nodes(whole, labels, len(tree)), states
-    table["x"], table["y"] = x, -table["depth"].astype(float)
-    table["p"], table["q"], table["trial_probability"] = target, law, tried
-    table.attrs["size"] = max(x) + 1, max(depth) + 1  # leaves, levels: the same for every upto
-    return table if complete or verdict is None else table.iloc[:-1]
+    x = _across(tree)
+
+    table = pd.DataFrame(
+        {
+            "node": range(len(tree)),
+            "parent": tree.parent_list,
+            "depth": tree.depth_list,
+            "token": tree.token_list,
+            "label": label_nodes(tree, labels, len(draft.tree)),
+            "state": states,
+            "x": x,
+            "y": -np.array(tree.depth_list, dtype=float),
+            "p": _target_probabilities(tree, p),
+            "q": _draft_probabilities(draft, len(tree)),
+            "trial_probability": _trial_probabilities(trials[:upto], len(tree)),
+        }
+    )
+    leaves = max(x) + 1
+    levels = max(tree.depth_list) + 1
+    table.attrs["size"] = leaves, levels  # the same for every upto
+    if verdict is not None and not complete:
+        return table.iloc[:-1]
+    return table
+
+
+def _with_next_token(tree: TokenTree, verdict: Verdict) -> TokenTree:
+    """The tree with the verdict's next token as one more node, the last, below the accepted path."""
+    parent = _end_of_path(verdict)
+    return tree.grow(torch.tensor([verdict.next_token]), torch.tensor([parent]))
+
+
+def _end_of_path(verdict: Verdict) -> int:
+    """The last accepted node; the root, 0, if none was accepted."""
+    return verdict.path[-1] if verdict.path else 0
 
 
 def next_kind(draft: Draft, verdict: Verdict) -> str:
     """What the next token is: "bonus" after a path that nothing could prolong, else "recovered"."""
-    return "recovered" if draft.candidates[(0, *verdict.path)[-1]] else "bonus"
+    could_go_on = draft.candidates[_end_of_path(verdict)]
+    return "recovered" if could_go_on else "bonus"
 
 
-def label_nodes(tree: TokenTree, labels: Labels, n: int | None = None) -> list[str]:
-    """Texts of nodes: their ids, or what labels says of their paths, or the given list; its last may be missing."""
+def _states(draft: Draft, trials: Sequence[Trial], path: Sequence[int] | None) -> list[str]:
+    """States of the draft's nodes after these trials; path: the accepted nodes once they are known."""
+    states = ["unvisited"] * len(draft.tree)
+    if draft.auxiliary is not None:
+        for node in draft.auxiliary.nonzero().flatten().tolist():
+            states[node] = "auxiliary"
+    for trial in trials:
+        states[trial.node] = "rejected"
+
+    if path is None:  # a bottom-up verifier accepts a whole path at its leaf: a trial counts for the ancestors
+        path = []
+        for trial in trials:
+            if trial.accepted:
+                path += draft.tree.path(trial.node)
+    for node in path:
+        states[node] = "accepted"
+    states[0] = "root"
+    return states
+
+
+def _across(tree: TokenTree) -> list[float]:
+    """x of every node: leaves 0, 1, … from the left, parents over the middle of their outermost children.
+
+    Example: the root 0 has children 1 and 2, node 1 has children 3 and 4. The leaves 3, 4, 2 stand at 0, 1, 2; node 1
+    stands at 0.5 between its children, and the root at 1.25, between 0.5 and 2.
+    """
+    x = [0.0] * len(tree)
+    from_the_left = sorted(tree.leaves, key=tree.path)
+    for place, leaf in enumerate(from_the_left):
+        x[leaf] = float(place)
+    for node in reversed(range(len(tree))):
+        children = tree.children[node]
+        if children:
+            x[node] = (x[children[0]] + x[children[-1]]) / 2
+    return x
+
+
+def _target_probabilities(tree: TokenTree, p: Tensor | None) -> np.ndarray:
+    """(n,) p of each node's token behind its parent; nan for the root, and for all without p."""
+    found = np.full(len(tree), np.nan)
+    if p is not None:
+        rows = p.cpu().double().numpy()  # (n, V)
+        found[1:] = rows[tree.parent_list[1:], tree.token_list[1:]]
+    return found
+
+
+def _draft_probabilities(draft: Draft, count: int) -> np.ndarray:
+    """(count,) q of each node's token behind its parent; nan for the root, undrafted nodes, and all without q."""
+    found = np.full(count, np.nan)
+    if draft.q is not None:
+        rows = draft.q.cpu().double().numpy()  # (n, V_d)
+        columns = draft.columns.numpy()
+        found[1 : len(draft.tree)] = rows[draft.tree.parent_list[1:], columns[1:]]
+    return found
+
+
+def _trial_probabilities(trials: Sequence[Trial], count: int) -> np.ndarray:
+    """(count,) the acceptance probability of each node that these trials tried; nan for the others."""
+    found = np.full(count, np.nan)
+    for trial in trials:
+        found[trial.node] = trial.probability
+    return found
+
+
+# ---- texts -------------------------------------------------------------------------------------------------------
+
+
+def label_nodes(tree: TokenTree, labels: Labels, drafted: int | None = None) -> list[str]:
+    """Texts of nodes: their ids, or what labels says of their paths, or the given list.
+
+    drafted: how many nodes were drafted, if there are more; a list may stop there, and the others get their ids.
+    """
     tokens = tree.token_list
     if labels is None:
         return [str(token) for token in tokens]
     if callable(labels):
         return [last_piece(tokens_to(tree, node), labels) for node in range(len(tree))]
-    if len(labels) not in (len(tokens), n):
-        raise ValueError(f"labels must hold one text for each of {n or len(tokens)} nodes, got {len(labels)}")
-    return [*labels, *map(str, tokens[len(labels) :])]
+    if len(labels) not in (len(tokens), drafted):
+        raise ValueError(f"labels must hold one text for each of {drafted or len(tokens)} nodes, got {len(labels)}")
+    without_text = tokens[len(labels) :]
+    return [*labels, *map(str, without_text)]
 
 
 def tokens_to(tree: TokenTree, node: int) -> list[int]:
@@ -92,40 +198,55 @@ def tokens_to(tree: TokenTree, node: int) -> list[int]:
 
 def last_piece(tokens: Sequence[int], pieces: Pieces) -> str:
     """The last token's text as it reads behind the others; as it reads alone if it only begins a character."""
-    return pieces(tokens)[-1] or pieces(tokens[-1:])[-1]
+    behind_others = pieces(tokens)[-1]
+    return behind_others or pieces(tokens[-1:])[-1]
 
 
 def read_on(before: Sequence[int], tokens: Sequence[int], pieces: Pieces) -> list[str]:
     """Texts of tokens as they read behind others."""
     before = before[-AROUND:]
-    return list(pieces([*before, *tokens]))[len(before) :]
+    texts = pieces([*before, *tokens])
+    return list(texts[len(before) :])
 
 
 def score_notes(scores: Tensor, nodes: Sequence[int]) -> list[str]:
-    """Path probabilities of some nodes of a tree, to be written beside them; nothing for the root."""
-    return [f"{float(scores[node]):.2f}".removeprefix("0") if node else "" for node in nodes]
+    """Path probabilities of some nodes of a tree, to be written beside them (".25"); nothing for the root."""
+    notes = []
+    for node in nodes:
+        if node == 0:
+            notes.append("")
+        else:
+            notes.append(f"{float(scores[node]):.2f}".removeprefix("0"))
+    return notes
 
 
-def _states(draft: Draft, trials: Sequence[Trial], path: Sequence[int] | None) -> list[str]:
-    """States after these trials; path: the accepted nodes once they are known."""
-    flags = [False] * len(draft.tree) if draft.auxiliary is None else draft.auxiliary.tolist()
-    states = ["auxiliary" if flag else "unvisited" for flag in flags]
-    for trial in trials:
-        states[trial.node] = "rejected"
-    if path is None:  # a bottom-up verifier accepts a whole path at its leaf: a trial counts for the ancestors
-        path = [node for trial in trials if trial.accepted for node in draft.tree.path(trial.node)]
-    for node in path:
-        states[node] = "accepted"
-    return ["root", *states[1:]]
+def clip(text: str, room: int) -> str:
+    """The text in at most so many characters. Example: "photosynthesis" in 6 is "photo…"."""
+    return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def _across(tree: TokenTree) -> list[float]:
-    """x of every node: leaves 0, 1, … from the left, parents over the middle of their children."""
-    x = {leaf: float(place) for place, leaf in enumerate(sorted(tree.leaves, key=tree.path))}
-    for node in reversed(range(len(tree))):
-        if below := tree.children[node]:
-            x[node] = (x[below[0]] + x[below[-1]]) / 2
-    return [x[node] for node in range(len(tree))]
+@cache
+def _glyphs() -> frozenset[int]:
+    """Code points of all characters that the figures' font has."""
+    font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))
+    return frozenset(font.get_charmap())
+
+
+def drawable(text: str) -> str:
+    """The text with every character that the figures' font lacks replaced by a frame."""
+    known = _glyphs()
+    return "".join(char if ord(char) in known and char.isprintable() else "▯" for char in text)
+
+
+# ---- the drawing -------------------------------------------------------------------------------------------------
+
+
+class Labelling(NamedTuple):
+    """How all labels of a drawing are written."""
+
+    place: str  # a key of PLACES: where they stand by their nodes
+    font: int  # points
+    room: int  # characters that fit, a note beside the label included
 
 
 def draw_tree(
@@ -137,37 +258,88 @@ def draw_tree(
     highlight: a node to put a ring around.
     """
     texts = [drawable(label) for label in table["label"]]
-    notes = [[note] if note else [] for note in notes or [""] * len(texts)]
-    longest, extra = max(map(len, texts)), max(map(len, notes))
-    columns, levels = table.attrs.get("size") or (table["x"].max() + 1, table["depth"].max() + 1)
+    notes = notes or [""] * len(texts)
+    longest = max(map(len, texts))
+    note_lines = 1 if any(notes) else 0
+    note_room = max(map(_note_room, notes))
+    leaves, levels = _size(table)
+
     if ax is None:
-        _, ax = plt.subplots(figsize=_tree_size(columns, levels, longest, extra))
+        _, ax = plt.subplots(figsize=_tree_size(leaves, levels, longest, note_lines))
         ax.set_position([0, 0, 1, 1])
     width, height = points(ax)
-    across, down = width / columns, height / levels
-    size = min(max(min(across, down * 0.6) * 0.6, 6), 22)
-    beside = [sum(len(part) + 1 for part in note) for note in notes]  # characters, if written behind the label
-    place, font, room = _place(across, down, size, longest, extra, max(beside))
-    lead = size / across if place == "side" else 0.5  # labels beside their nodes: all the room is on the right
-    ax.set(xlim=(-lead, columns - lead), ylim=(size * 0.8 / down - levels, size * 0.8 / down))
+    across = width / leaves  # points from one leaf to the next
+    down = height / levels  # points from one level to the next
+    size = min(max(min(across, down * 0.6) * 0.6, 6), 22)  # of a node, points
+    labelling = _labelling(across, down, size, longest, note_lines, note_room)
+
+    left = 0.5
+    if labelling.place == "side":
+        left = size / across  # labels stand right of their nodes: all the room is there
+    top = size * 0.8 / down
+    ax.set(xlim=(-left, leaves - left), ylim=(top - levels, top))
     ax.set_axis_off()
-    where = table.set_index("node")[["x", "y"]]
+
+    _draw_nodes(table, ax, size)
+    if highlight is not None:
+        x, y = table.set_index("node").loc[highlight, ["x", "y"]]
+        ax.plot(x, y, "o", ms=size * 1.6, mfc="none", mec=INK, mew=2, zorder=4)
+    for row, text, note in zip(table.itertuples(), texts, notes, strict=True):
+        radius = 0.85 if row.node == highlight else 0.65  # in sizes of a node
+        gap = size * radius + 1
+        offset = (gap, 0) if labelling.place == "side" else (0, -gap)
+        words = _label(text, note, labelling)
+        ax.annotate(words, (row.x, row.y), offset, fontsize=labelling.font, **LABEL, **PLACES[labelling.place])
+    return ax
+
+
+def _size(table: pd.DataFrame) -> tuple[float, int]:
+    """Leaves and levels of a table's tree: those that ``tree_table`` has noted, if it was not made otherwise."""
+    if "size" in table.attrs:
+        return table.attrs["size"]
+    return table["x"].max() + 1, table["depth"].max() + 1
+
+
+def _draw_nodes(table: pd.DataFrame, ax: Axes, size: float) -> None:
+    """The nodes of a table in their looks, each with the edge to its parent. size: of a node, points."""
+    places = table.set_index("node")[["x", "y"]]
     for state, group in table.groupby("state"):
         look = LOOKS[state]
-        list(_mark(ax, group["x"], group["y"], look, size))
-        for row in group[group["node"] > 0].itertuples():
-            x, y = where.loc[row.parent]
+        _mark(ax, group["x"], group["y"], look, size)
+        for row in group.itertuples():
+            if row.node == 0:  # the root has no edge
+                continue
+            x, y = places.loc[row.parent]
             ax.plot([x, row.x], [y, row.y], look.edge, color=look.colour, lw=look.width, zorder=1)
-    if highlight is not None:
-        ax.plot(*where.loc[highlight], "o", ms=size * 1.6, mfc="none", mec=INK, mew=2, zorder=4)
-    for row, text, note, width in zip(table.itertuples(), texts, notes, beside, strict=True):
-        gap = size * (0.85 if row.node == highlight else 0.65) + 1
-        left = max(room - (0 if place == "under" else width), 2)
-        text = clip(text if left > 4 or len(text) <= left else text.removeprefix("␣"), left)
-        words = ("\n" if place == "under" else " ").join([text, *note])
-        offset = (gap, 0) if place == "side" else (0, -gap)
-        ax.annotate(words, (row.x, row.y), offset, fontsize=font, **LABEL, **PLACES[place])
-    return ax
+
+
+def _mark(ax: Axes, x: Sequence[float], y: Sequence[float], look: Look, size: float) -> list[PathCollection]:
+    """Draw nodes of the given size (points), then the signs inside them; what was drawn."""
+    area = (size * look.scale) ** 2
+    tint = [light(look.colour)]
+    edge = {"ec": look.colour, "lw": min(0.6 + size * 0.07, 1.8)}
+    nodes = ax.scatter(x, y, area, tint, look.marker, ls=look.outline, zorder=3, **edge)
+    if look.sign is None:
+        return [nodes]
+    signs = ax.scatter(x, y, area / 5, "none", look.sign, zorder=4, **edge)
+    return [nodes, signs]
+
+
+def legend(ax: Axes, states: Iterable[str] = LOOKS) -> None:
+    """Explain the given states in one line below the axes."""
+    handles = {}
+    for state in states:
+        handles[state] = tuple(_mark(ax, [], [], LOOKS[state], size=15))
+    ax.legend(
+        handles.values(),
+        handles.keys(),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncols=len(handles),
+        columnspacing=1.2,
+        handletextpad=0.1,
+        scatterpoints=1,
+    )
 
 
 def points(ax: Axes) -> tuple[float, float]:
@@ -176,57 +348,75 @@ def points(ax: Axes) -> tuple[float, float]:
     return box.width * 72 / ax.figure.dpi, box.height * 72 / ax.figure.dpi
 
 
-def _tree_size(columns: float, levels: int, longest: int, extra: int) -> tuple[float, float]:
-    """Inches: as much as the labels ask for, at most what a projector shows."""
-    beside = 0.7 * extra if levels > 8 else 0  # no room below the nodes of a deep tree
-    wide = columns * (min(0.1 * longest, 1.1) + 0.2 + beside)
-    tall = levels * (0.85 + 0.2 * extra + (0.25 if wide > 14 else 0))
-    return min(max(wide, 4), 12), max(min(tall, max(7.2, levels * 0.24)), 1.6)
+def _tree_size(leaves: float, levels: int, longest: int, note_lines: int) -> tuple[float, float]:
+    """Width and height in inches: as much as the labels ask for, at most what a projector shows.
 
-
-def legend(ax: Axes, states: Iterable[str] = LOOKS) -> None:
-    """Explain the given states in one line below the axes."""
-    handles = {state: tuple(_mark(ax, [], [], LOOKS[state], 15)) for state in states}
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": len(handles), "columnspacing": 1.2}
-    ax.legend(handles.values(), handles, handletextpad=0.1, scatterpoints=1, **place)
-
-
-def _mark(ax: Axes, x: float, y: float, look: Look, size: float) -> Iterable[PathCollection]:
-    """Draw a node of the given size (points), then the sign inside it."""
-    area, tint, lw = (size * look.scale) ** 2, [light(look.colour)], min(0.6 + size * 0.07, 1.8)
-    yield ax.scatter(x, y, area, tint, look.marker, ec=look.colour, ls=look.outline, lw=lw, zorder=3)
-    if look.sign:
-        yield ax.scatter(x, y, area / 5, "none", look.sign, ec=look.colour, lw=lw, zorder=4)
-
-
-def _place(across: float, down: float, size: float, longest: int, extra: int, beside: int) -> tuple[str, int, int]:
-    """Where labels go, at the largest font at which enough of them fits: place, points, characters.
-
-    across, down: points per leaf and per level; size: of a node; extra, beside: notes to write to the label, in lines
-    below it or in characters behind it.
+    longest: characters of a label; note_lines: 1 if there are notes, else 0.
     """
-    best, enough = ("under", 7, 0.0), min(longest, 5)
+    inches_a_leaf = 0.2 + min(0.1 * longest, 1.1)
+    if levels > 8:  # no room below the nodes of a deep tree: notes stand beside the labels
+        inches_a_leaf += 0.7 * note_lines
+    wide = leaves * inches_a_leaf
+
+    inches_a_level = 0.85 + 0.2 * note_lines
+    if wide > 14:
+        inches_a_level += 0.25
+    tall = levels * inches_a_level
+    tallest = max(7.2, levels * 0.24)
+    return min(max(wide, 4), 12), max(min(tall, tallest), 1.6)
+
+
+def _labelling(across: float, down: float, size: float, longest: int, note_lines: int, note_room: int) -> Labelling:
+    """Where labels go, at the largest font at which enough of them fits; else where most fits.
+
+    across, down: points per leaf and per level; size: of a node, points; longest: characters of a label.
+    Notes are written to the label, in lines below it or in characters behind it: note_lines, note_room.
+    """
+    enough = min(longest, 5)
+    best = Labelling("under", 7, 0)
     for font in range(12, 6, -1):
-        em, line = 0.62 * font, 1.3 * font
-        under = across / em - 1 if down > size * 1.3 + line * (1 + extra) + 5 else 0
-        side = (across - size) / em - 1 if down > line else 0
-        turned = (down - size * 1.3 - 6) / em if across > line else 0
-        for place, room, notes in (("under", under, 0), ("side", side, beside), ("turned", turned, beside)):
-            if room >= enough + notes:
-                return place, font, int(room)
-            best = max(best, (place, font, room), key=lambda option: option[2])
-    return best[0], best[1], int(best[2])
+        for place, room in _rooms(font, across, down, size, note_lines).items():
+            needed = enough if place == "under" else enough + note_room
+            labelling = Labelling(place, font, room)
+            if room >= needed:
+                return labelling._replace(room=int(room))
+            if room > best.room:
+                best = labelling
+    return best._replace(room=int(best.room))
 
 
-def clip(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+def _rooms(font: int, across: float, down: float, size: float, note_lines: int) -> dict[str, float]:
+    """How many characters of a font fit at each place by a node; 0 where not even one line fits."""
+    letter = 0.62 * font  # points, about
+    line = 1.3 * font
+    rooms = {"under": 0, "side": 0, "turned": 0}
+    if down > size * 1.3 + line * (1 + note_lines) + 5:
+        rooms["under"] = across / letter - 1
+    if down > line:
+        rooms["side"] = (across - size) / letter - 1
+    if across > line:
+        rooms["turned"] = (down - size * 1.3 - 6) / letter
+    return rooms
 
 
-@cache
-def _glyphs() -> frozenset[int]:
-    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
+def _note_room(note: str) -> int:
+    """Characters that a note takes behind its label, the space between them included."""
+    return len(note) + 1 if note else 0
 
 
-def drawable(text: str) -> str:
-    """The text with every character that the figures' font lacks replaced by a frame."""
-    return "".join(c if ord(c) in _glyphs() and c.isprintable() else "▯" for c in text)
+def _label(text: str, note: str, labelling: Labelling) -> str:
+    """What is written to a node: its text, clipped to the room there is, and the whole note.
+
+    Example: "␣photosynthesis" with the note ".25" in a room of 10 characters is "␣photosyn…" and ".25" in the line
+    below it if labels stand under their nodes, and "␣phot… .25" in one line if they stand beside.
+    """
+    room = labelling.room
+    separator = "\n"
+    if labelling.place != "under":
+        room -= _note_room(note)
+        separator = " "
+    room = max(room, 2)
+    if room <= 4 and len(text) > room:  # too little to spend a character on a space
+        text = text.removeprefix("␣")
+    text = clip(text, room)
+    return text + separator + note if note else text

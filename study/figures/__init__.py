@@ -35,17 +35,22 @@ def points(name: str, item: str) -> pd.DataFrame:
 
     Columns: panel (counted from 0), line, tick, x, whose ("paper" or "ours"), value, low, high.
     """
-    tables = {number: panel.table() for number, panel in enumerate(panels_of(name, item))}
-    return pd.concat(tables, names=["panel", None]).reset_index("panel").reset_index(drop=True)
+    tables = []
+    for number, panel in enumerate(panels_of(name, item)):
+        table = panel.table()
+        table.insert(0, "panel", number)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
 
 
 def listing() -> pd.DataFrame:
     """What can be redrawn: paper, item, and what stands on the axes of its panels. Reads no recording."""
     rows = []
     for (name, item), redrawn in FIGURES.items():
-        nothing = [None] * len(redrawn.recordings)
-        axes = dict.fromkeys(panel.ylabel for panel in redrawn.build(*nothing))
-        rows.append({"paper": name, "item": item, "axes": "; ".join(axes)})
+        no_runs = [None] * len(redrawn.recordings)
+        ylabels = [panel.ylabel for panel in redrawn.build(*no_runs)]
+        different = dict.fromkeys(ylabels)  # a set in their order
+        rows.append({"paper": name, "item": item, "axes": "; ".join(different)})
     return pd.DataFrame(rows)
 
 
@@ -60,9 +65,10 @@ def _redrawn(name: str, item: str) -> Redrawn:
     """What is on the list; ValueError naming what there is."""
     if (name, item) in FIGURES:
         return FIGURES[name, item]
-    items = [known for paper, known in FIGURES if paper == name]
-    papers = dict.fromkeys(paper for paper, _ in FIGURES)
-    raise ValueError(f"{name} has no {item!r} to redraw: there are {', '.join(items or papers)}")
+    there = [known for paper, known in FIGURES if paper == name]
+    if not there:
+        there = dict.fromkeys(paper for paper, _ in FIGURES)  # the papers
+    raise ValueError(f"{name} has no {item!r} to redraw: there are {', '.join(there)}")
 
 
 def runs_of(recording: Experiment | Heads) -> Runs:
@@ -70,7 +76,7 @@ def runs_of(recording: Experiment | Heads) -> Runs:
     runs = complete(recording)
     if runs is None or recording is not HEADS:
         return runs
-    counted = HEADS.hashes
-    runs = runs[runs["method"].isin(counted)]
-    runs.attrs["stale"] = HEADS.stale(list(counted))
+    heads = list(HEADS.hashes)
+    runs = runs[runs["method"].isin(heads)]
+    runs.attrs["stale"] = HEADS.stale(heads)
     return runs

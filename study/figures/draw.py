@@ -1,5 +1,6 @@
 """Panels drawn: ◇ is the paper's, ● ours with 95 % over prompts, one colour a line."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 
@@ -15,28 +16,30 @@ from study.figures.panels import Panel
 PAPERS = {"marker": "D", "mfc": "white", "alpha": 0.7, "lw": 1}
 OURS = {"marker": "o"}
 NOTE_LETTERS = 96  # of the panels' notes side by side
+GROUP = 0.8  # how wide the marks above one text on the axis below may stand, where texts are 1 apart
+PAIR = 0.3  # how far our mark stands right of the paper's, as a share of the way to the next line's marks
 
 
 def drawn(panels: Sequence[Panel]) -> Figure:
     """All panels of a table or figure, in two rows if there are more than four, with what the marks mean below."""
     rows = 2 if len(panels) > 4 else 1
-    columns = len(panels) // rows
+    columns = math.ceil(len(panels) / rows)
     same_y = len({panel.ylabel for panel in panels}) == 1
     figure, axes = plt.subplots(
         rows, columns, figsize=(13, 4.6 * rows), sharey=same_y, squeeze=False, layout="constrained"
     )
-    same_lines = _have_one_legend(panels)
-    for panel, ax in zip(panels, axes.flat, strict=True):
+    for unused in axes.flat[len(panels) :]:  # the last one of an odd number in two rows
+        unused.remove()
+
+    one_legend = _have_one_legend(panels)
+    for panel, ax in zip(panels, figure.axes, strict=True):
         draw_panel(panel, ax, NOTE_LETTERS // columns)
-        lines, _ = ax.get_legend_handles_labels()
-        if lines and not same_lines:
+        if len(panel.lines) > 1 and not one_legend:
             ax.legend()
 
-    handles = []
-    if any(point.whose == "paper" for panel in panels for point in panel.points):
-        handles.append(Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper"))
-    handles.append(Line2D([], [], color=INK, marker="o", lw=2, label="ours, 95 % interval over prompts"))
-    if same_lines:
+    handles = _handles_of_marks(panels)
+    if one_legend:
+        lines, _ = figure.axes[0].get_legend_handles_labels()
         handles += lines
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return figure
@@ -49,6 +52,16 @@ def _have_one_legend(panels: Sequence[Panel]) -> bool:
     return len({tuple(panel.lines) for panel in panels}) == 1
 
 
+def _handles_of_marks(panels: Sequence[Panel]) -> list[Line2D]:
+    """What the legend says of marks: the paper's, if it prints any number, and ours."""
+    ours = Line2D([], [], color=INK, marker="o", lw=2, label="ours, 95 % interval over prompts")
+    whose = pd.concat([panel.table()["whose"] for panel in panels])
+    if "paper" not in set(whose):
+        return [ours]
+    papers = Line2D([], [], color=INK, marker="D", mfc="white", ls="", label="the paper")
+    return [papers, ours]
+
+
 def draw_panel(panel: Panel, ax: Axes, letters: int) -> None:
     """One panel: lines beside each other where ticks are texts, joined where they are numbers.
 
@@ -56,30 +69,49 @@ def draw_panel(panel: Panel, ax: Axes, letters: int) -> None:
     """
     table = panel.table()
     beside = not panel.numeric and not panel.measured_x
-    step = 0.8 / len(panel.lines) if beside else 0
+    step = GROUP / len(panel.lines) if beside else 0  # from one line's marks to the next's
+    middle = (len(panel.lines) - 1) / 2
     for number, (line, colour) in enumerate(zip(panel.lines, panel.colours, strict=True)):
-        shift = step * (number - (len(panel.lines) - 1) / 2)
+        shift = step * (number - middle)
+        apart = step * PAIR / 2
         marks = table[table["line"] == line]
-        _draw_marks(ax, marks[marks["whose"] == "ours"], shift + step * 0.15, colour, OURS, join=not beside)
-        _draw_marks(ax, marks[marks["whose"] == "paper"], shift - step * 0.15, colour, PAPERS, join=not beside)
-        ax.plot([], [], "s", color=f"C{colour}", label=line if len(panel.lines) > 1 else None)
+        ours = marks[marks["whose"] == "ours"]
+        papers = marks[marks["whose"] == "paper"]
+        _draw_marks(ax, ours, shift + apart, colour, OURS, join=not beside)
+        _draw_marks(ax, papers, shift - apart, colour, PAPERS, join=not beside)
+        if len(panel.lines) > 1:
+            ax.plot([], [], "s", color=f"C{colour}", label=line)
 
     if not panel.measured_x:
         _set_ticks(panel, ax)
     if panel.ylabel.startswith("speed-up"):
         ax.axhline(1, color=INK, lw=1, ls="--")
-    title = f"{panel.title}\n{textwrap.fill(panel.note, letters)}"
-    ax.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=title.strip())
+    note = textwrap.fill(panel.note, letters)
+    title = f"{panel.title}\n{note}".strip()
+    ax.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=title)
 
 
 def _draw_marks(ax: Axes, marks: pd.DataFrame, shift: float, colour: int, look: dict, join: bool) -> None:
-    """One line's marks of one side, with their intervals. join: whether a line joins them, if no two share a place."""
+    """One line's marks of one side, with their intervals.
+
+    shift: how far right of its place on the axis below each stands. join: whether a line joins them, if no two share
+    a place.
+    """
     if marks.empty:
         return
-    intervals = [marks["value"] - marks["low"], marks["high"] - marks["value"]]
-    joined = join and marks["x"].is_unique and len(marks) > 1
-    style = "-" if joined else ""
-    ax.errorbar(marks["x"] + shift, marks["value"], intervals, color=f"C{colour}", ls=style, ms=6, elinewidth=2, **look)
+    below = marks["value"] - marks["low"]
+    above = marks["high"] - marks["value"]
+    joined = join and len(marks) > 1 and marks["x"].is_unique
+    ax.errorbar(
+        marks["x"] + shift,
+        marks["value"],
+        yerr=[below, above],
+        color=f"C{colour}",
+        ls="-" if joined else "",
+        ms=6,
+        elinewidth=2,
+        **look,
+    )
 
 
 def _set_ticks(panel: Panel, ax: Axes) -> None:

@@ -96,8 +96,9 @@ class Panel:
         x = self._place(line, tick)
         if at is not None:
             x = at.value
-        if estimate is not None:
-            self.points.append(Point(line, str(tick), x, "ours", estimate.value, estimate.low, estimate.high))
+        if estimate is None:
+            return
+        self.points.append(Point(line, str(tick), x, "ours", estimate.value, estimate.low, estimate.high))
 
     def estimate(
         self, statistic: Statistic, quantity: Quantity, methods: Sequence[str], where: Choice | None = None

@@ -227,7 +227,9 @@ def test_states_differ_for_dichromats():
 
 def test_mask_marks_exactly_what_is_visible():
     ax = show.draw_mask(TREE, 2, labels=list("abcde"))
-    marks = {tuple(map(int, point)) for point in ax.collections[0].get_offsets()}  # (column, row)
+    cells, dots = ax.collections
+    assert (cells.get_array().reshape(5, 7) > 0).sum() == len(dots.get_offsets())
+    marks = {tuple(map(int, point)) for point in dots.get_offsets()}  # (column, row)
     ancestors = {(a + 2, i) for i in range(5) for a in (0, *TREE.path(i))}
     assert marks == ancestors | {(column, row) for column in (0, 1) for row in range(5)}
     assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", *"abcde"]
@@ -301,13 +303,45 @@ def test_trends_show_the_table():
     ]
     table = pd.DataFrame(rows, columns=["cell", "kind", "gain", "low", "high"])
     ax = show.trend(table.assign(depth=[2, 2, 1, 1]), "depth", "gain", "kind")
-    assert {line.get_label(): line.get_ydata().tolist() for line in ax.lines} == {"a": [3, 1], "b": [-1, 2]}
+    values = {line.get_color(): list(line.get_ydata()) for line in ax.lines if len(line.get_ydata())}
+    assert values == {look.KINDS[0].colour: [3, 1], look.KINDS[1].colour: [-1, 2]}
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
     assert len(ax.collections) == 2  # the bands
     assert len(show.trend(table[["cell", "kind", "gain"]], "cell", "gain", "kind").collections) == 0
     many = pd.DataFrame({"x": range(6), "y": range(6), "k": list("abcdef")})
     for draw in (show.trend, show.ranked):
         with pytest.raises(ValueError, match="tells 5 kinds apart, got 6"):
             draw(many, "x", "y", "k")
+
+
+def test_every_row_is_drawn_and_none_is_averaged_with_another():
+    """Also rows with the same label, or of the same kind at the same place."""
+    table = pd.DataFrame({"name": ["a", "a", "b"], "kind": ["x", "y", "x"], "value": [1.0, 3.0, 2.0], "at": [1, 1, 1]})
+    ax = show.ranked(table, "value", "name", "kind")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "a"]
+    bars = {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in ax.patches}
+    assert bars == {0: 3.0, 1: 2.0, 2: 1.0}
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["y", "x"]
+    (line,) = (line for line in show.trend(table, "at", "value", "kind").lines if len(line.get_ydata()) == 2)
+    assert sorted(line.get_ydata()) == [1.0, 2.0]
+
+
+def test_kinds_may_be_numbers_and_are_told_in_the_order_of_their_first_mention():
+    table = pd.DataFrame({"name": list("abc"), "B": [4, 2, 4], "value": [3.0, 2.0, 1.0]})
+    ax = show.ranked(table, "value", "name", "B")
+    hatches = [[bar.get_hatch() for bar in bars] for bars in ax.containers]
+    assert hatches == [[look.KINDS[0].hatch] * 2, [look.KINDS[1].hatch]]
+    for legend in (ax.get_legend(), show.trend(table, "value", "value", "B").get_legend()):
+        assert [text.get_text() for text in legend.get_texts()] == ["4", "2"]
+
+
+def test_charts_leave_the_readers_style():
+    style = dict(plt.rcParams)
+    table = pd.DataFrame({"name": ["a", "b"], "value": [1.0, 3.0]})
+    show.ranked(table, "value", "name")
+    show.trend(table, "value", "value", "name")
+    show.draw_mask(TREE, 3)
+    assert dict(plt.rcParams) == style
 
 
 def test_bars_of_one_kind_have_one_colour_and_no_legend():

@@ -10,7 +10,7 @@ from planned import known
 
 from specnb.models import prompts
 from study import experiments, figures, paper, stats
-from study.figures import ptd
+from study.figures import draw, ptd
 from study.figures.domains import domain, gsm, humaneval, own
 from study.figures.panels import FIGURES, Panel, figure
 from study.quantities import HEADS
@@ -208,6 +208,22 @@ def test_a_long_title_has_lines(made_up, monkeypatch):
     monkeypatch.setattr(figures, "runs_of", lambda recording: made_up)
     for title in titles("ptd", "Figure 4"):  # four panels in a row
         assert max(map(len, title.splitlines())) <= 24
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (4, 1), (5, 2), (6, 2), (7, 2)])
+def test_any_number_of_panels_is_drawn(count, rows):
+    estimate = Estimate(1.0, 0.5, 1.5, 20)
+    panels = []
+    for number in range(count):
+        panel = Panel(f"measure {number}", ["a", "b"], ["x"], pd.DataFrame(), title=f"panel {number}")
+        panel.ours("a", "x", estimate)
+        panels.append(panel)
+    figure = draw.drawn(panels)
+    assert [ax.get_title() for ax in figure.axes] == [panel.title for panel in panels]
+    assert len({ax.get_subplotspec().rowspan.start for ax in figure.axes}) == rows
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ours, 95 % interval over prompts", "a", "b"]
+    plt.close(figure)
 
 
 # --- the list
