@@ -11,7 +11,9 @@ from transformers import LlamaForCausalLM
 from transformers.cache_utils import Cache, DynamicLayer
 
 # By what name models of transformers take a cache: past_key_values, or cache from 5.24 on
-ARGUMENT = ({"cache", "past_key_values"} & {*signature(LlamaForCausalLM.forward).parameters}).pop()
+ARGUMENT = "past_key_values"
+if "cache" in signature(LlamaForCausalLM.forward).parameters:
+    ARGUMENT = "cache"
 
 
 def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
@@ -29,7 +31,8 @@ class TreeLayer(DynamicLayer):
 
     def __init__(self, capacity: int = 256):  # not super's, which would set keys and values
         self.buffers = [torch.empty(0, device="cpu"), torch.empty(0, device="cpu")]  # keys, values
-        self.used, self.is_initialized = 0, False
+        self.used = 0
+        self.is_initialized = False
         self.capacity = capacity
 
     @property
@@ -41,29 +44,39 @@ class TreeLayer(DynamicLayer):
         return self.buffers[1].narrow(-2, 0, self.used)
 
     def lazy_initialization(self, key_states: Tensor, *_) -> None:
-        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self.dtype = key_states.dtype
+        self.device = key_states.device
+        self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
         """Append (1, heads, n, head_dim) keys and values behind those in use; return all in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states)
-        start, self.used = self.used, self.used + key_states.shape[-2]
+        start = self.used
+        self.used += key_states.shape[-2]
         for which, new in enumerate((key_states, value_states)):
-            old = self.buffers[which]
-            if old.dim() != 4 or old.shape[-2] < self.used:
-                batch, heads, _, width = new.shape
-                slots = self.capacity if self.used <= self.capacity else 2 * self.used
-                grown = zeros((batch, heads, slots, width), new)
-                if start:
-                    grown[..., :start, :] = old[..., :start, :]
-                self.buffers[which] = grown
-            self.buffers[which].narrow(-2, start, new.shape[-2]).copy_(new)
+            buffer = self.buffers[which]
+            is_empty = buffer.dim() != 4
+            if is_empty or buffer.shape[-2] < self.used:
+                self.buffers[which] = self._larger(buffer, start, new)
+            slots = self.buffers[which].narrow(-2, start, new.shape[-2])
+            slots.copy_(new)
         return self.keys, self.values
+
+    def _larger(self, buffer: Tensor, start: int, new: Tensor) -> Tensor:
+        """A buffer with room for all in use, and the first ``start`` slots of the old one in it."""
+        batch, heads, _, width = new.shape
+        slots = self.capacity if self.used <= self.capacity else 2 * self.used
+        larger = zeros((batch, heads, slots, width), new)
+        if start > 0:
+            larger[..., :start, :] = buffer[..., :start, :]
+        return larger
 
     def drop(self, start: int, count: int) -> None:
         """Forget count slots from start on; what stands behind them moves up."""
         for buffer in self.buffers:
-            buffer[..., start : self.used - count, :] = buffer[..., start + count : self.used, :].clone()
+            behind = buffer[..., start + count : self.used, :].clone()  # both places may overlap
+            buffer[..., start : self.used - count, :] = behind
         self.used -= count
 
     def get_seq_length(self) -> int:
@@ -77,18 +90,23 @@ class TreeCache(Cache):
     were fed; ``commit(slots)`` gathers the elected nodes into place (never crop and recompute) and drops the rest.
     capacity: slots of its buffers to begin with. fixed: they are kept until they are full, for those who have recorded
     where they lie; else they grow before, all layers at once.
+
+    Example: five tokens are committed and a tree of four nodes was fed, so slots 5 to 8 are pending, 0 to 3 as commit
+    counts them. ``commit([0, 2])`` keeps slot 5 where it is, copies slot 7 to slot 6, and drops the rest: seven tokens
+    are committed, none is pending.
     """
 
     def __init__(self, capacity: int = 256, *, fixed: bool = False):
         self.fixed = fixed
         super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity))
         self.length = 0
-        self.stores: list[Tensor] = []
+        self.stores: list[Tensor] = []  # of ``shared``
 
     @property
     def pending(self) -> int:
         """Number of slots in use behind the committed ones."""
-        return (self.layers[0].used if self.layers else 0) - self.length
+        used = self.layers[0].used if self.layers else 0
+        return used - self.length
 
     @property
     def capacity(self) -> int:
@@ -103,22 +121,39 @@ class TreeCache(Cache):
 
     def commit(self, slots: Sequence[int]) -> None:
         """Keep the given pending slots (0: the root), in rising order, as the next committed tokens; drop the rest."""
-        slots, fed = list(slots), self.pending
-        if slots != sorted(set(slots)) or (slots and not 0 <= slots[0] <= slots[-1] < self.pending):
-            raise ValueError(f"slots must rise within 0..{self.pending - 1}, got {slots}")
+        slots = list(slots)
+        fed = self.pending
+        is_rising = slots == sorted(set(slots))
+        is_pending = all(0 <= slot < fed for slot in slots)
+        if not (is_rising and is_pending):
+            raise ValueError(f"slots must rise within 0..{fed - 1}, got {slots}")
         if len(slots) < fed:
-            there = next((i for i, slot in enumerate(slots) if slot != i), len(slots))  # these stand where they should
-            if moved := [self.length + slot for slot in slots[there:]]:
-                for store in self.shared():
-                    rows = store.index_select(-2, torch.tensor(moved, device=store.device))
-                    store.narrow(-2, self.length + there, len(moved)).copy_(rows)
+            self._gather(slots)
             for layer in self.layers:
                 layer.used = self.length + len(slots)
-        if self.stores and not self.fixed and self.length + 3 * fed > self.capacity:  # else holes in memory
-            self._stack(2 * self.capacity)
-        elif self.stores:
-            self.shared()  # lets go of what the layers have outgrown
+        if self.stores:
+            self._make_room(fed)
         self.length += len(slots)
+
+    def _gather(self, slots: list[int]) -> None:
+        """Copy pending slots of all layers to the first pending ones."""
+        in_place = 0  # so many stand where they should
+        while in_place < len(slots) and slots[in_place] == in_place:
+            in_place += 1
+        sources = [self.length + slot for slot in slots[in_place:]]
+        if not sources:
+            return
+        for store in self.shared():
+            rows = store.index_select(-2, torch.tensor(sources, device=store.device))
+            destination = store.narrow(-2, self.length + in_place, len(sources))
+            destination.copy_(rows)
+
+    def _make_room(self, fed: int) -> None:
+        """Grow all layers at once before one of them has to, unless they are fixed: else there are holes in memory."""
+        if not self.fixed and self.length + 3 * fed > self.capacity:
+            self._stack(2 * self.capacity)
+        else:
+            self.shared()  # lets go of what the layers have outgrown
 
     def shared(self) -> list[Tensor]:
         """All layers' buffers stacked, one tensor per device and shape, so that slots move in all of them at once."""
@@ -127,15 +162,17 @@ class TreeCache(Cache):
         return self.stores
 
     def _stack(self, capacity: int) -> None:
-        alike = defaultdict(list)
+        """Move all layers' buffers into new stores of so many slots."""
+        alike: dict[tuple, list[tuple[TreeLayer, int]]] = defaultdict(list)  # device and shape → which have them
         for layer in self.layers:
             for which, buffer in enumerate(layer.buffers):
-                alike[buffer.device, buffer.shape].append((layer.buffers, which))
+                alike[buffer.device, buffer.shape].append((layer, which))
         self.stores = []
-        for places in alike.values():
-            buffers, which = places[0]
-            *front, _, width = buffers[which].shape
-            self.stores.append(zeros((len(places), *front, capacity, width), buffers[which]))
-            for (buffers, which), row in zip(places, self.stores[-1], strict=True):
-                row[..., : buffers[which].shape[-2], :] = buffers[which]
-                buffers[which] = row
+        for (_, shape), places in alike.items():
+            *front, slots, width = shape
+            first_layer, which = places[0]
+            store = zeros((len(places), *front, capacity, width), first_layer.buffers[which])
+            self.stores.append(store)
+            for (layer, which), row in zip(places, store, strict=True):
+                row[..., :slots, :] = layer.buffers[which]
+                layer.buffers[which] = row

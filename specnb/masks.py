@@ -17,10 +17,14 @@ WINDOWS = {
 }
 
 
-def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a (rows, columns) bool table into the 4-D additive mask (1, 1, rows, columns) transformers takes."""
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
+def additive(may_see: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn a (rows, columns) bool table into the 4-D additive mask (1, 1, rows, columns) transformers takes.
+
+    It is added to attention scores: 0 where a row may see a column, the smallest number of its dtype where not.
+    """
+    mask = torch.zeros(may_see.shape, dtype=dtype, device=may_see.device)
+    mask.masked_fill_(~may_see, torch.finfo(dtype).min)
+    return mask[None, None]
 
 
 def visible(tree: TokenTree, prefix_length: int) -> Tensor:
@@ -31,8 +35,10 @@ def visible(tree: TokenTree, prefix_length: int) -> Tensor:
 
 def tree_mask(tree: TokenTree, prefix_length: int, *, dtype: torch.dtype, device="cpu") -> Tensor:
     """``visible`` as an additive mask behind a cached prefix: (1, 1, n, prefix_length + n)."""
-    mask = torch.zeros(1, 1, len(tree), prefix_length + len(tree), dtype=dtype, device=device)
-    mask[..., prefix_length:].masked_fill_(~tree.ancestors.to(device), torch.finfo(dtype).min)
+    n = len(tree)
+    mask = torch.zeros(1, 1, n, prefix_length + n, dtype=dtype, device=device)
+    among_nodes = mask[..., prefix_length:]  # a view: (1, 1, n, n)
+    among_nodes.masked_fill_(~tree.ancestors.to(device), torch.finfo(dtype).min)
     return mask
 
 
@@ -48,41 +54,58 @@ def layer_kinds(model: nn.Module) -> tuple[str, ...]:
     named = getattr(config, "layer_types", None)
     if named:
         return tuple(sorted(set(named)))
-    for kind, (size, rule) in WINDOWS.items():
-        if getattr(config, size, None) and any(hasattr(code, rule) for code in owners(model)):
+    for kind, (setting, function) in WINDOWS.items():
+        is_set = bool(getattr(config, setting, None))
+        if is_set and any(hasattr(code, function) for code in owners(model)):
             return (kind,)
     return ("full_attention",)
 
 
 def owners(model: PreTrainedModel) -> list[ModuleType]:
     """Transformers' modules that hold the code of a model's text layers; none for code from elsewhere."""
-    kind = model.config.get_text_config().model_type
-    found = []
+    text_type = model.config.get_text_config().model_type
+    names: list[str] = []
     for part in model.modules():
-        if not isinstance(part, PreTrainedModel) or part.config.get_text_config().model_type != kind:
+        if not isinstance(part, PreTrainedModel):
+            continue
+        if part.config.get_text_config().model_type != text_type:
             continue  # a vision tower, for example
-        for base in type(part).__mro__:
-            name = base.__module__
-            code = sys.modules[name] if name.startswith("transformers.models.") else None
-            if code is not None and code not in found:
-                found.append(code)
-    return found
+        names += [base.__module__ for base in type(part).__mro__]
+    distinct = dict.fromkeys(names)
+    return [sys.modules[name] for name in distinct if name.startswith("transformers.models.")]
 
 
 def by_layer(mask: Tensor, model: nn.Module, rows: Tensor, columns: Tensor) -> Masks:
     """An additive mask within the window of each kind of a model's layers, by position; a dict where kinds differ.
 
-    mask: (…, n, m); rows (…, n), columns (m,): positions of the nodes and of the slots they look at. A sliding layer
-    sees the last sliding_window positions, a chunked one the chunk of attention_chunk_size that a node stands in.
+    mask: (…, n, m); rows (…, n), columns (m,): positions of the nodes and of the slots they look at.
     """
-    found, columns = {}, columns.to(rows.device)
+    columns = columns.to(rows.device)
+    by_kind: dict[str, Tensor] = {}
     for kind in layer_kinds(model):
-        found[kind] = mask
+        by_kind[kind] = mask
         if kind in WINDOWS:
-            size, row = getattr(model.config.get_text_config(), WINDOWS[kind][0]), rows[..., None]
-            beyond = row - columns >= size if kind == "sliding_attention" else row // size != columns // size
-            found[kind] = mask.masked_fill(beyond.to(mask.device), torch.finfo(mask.dtype).min)
-    return found if len(found) > 1 else found.popitem()[1]
+            setting, _ = WINDOWS[kind]
+            size = getattr(model.config.get_text_config(), setting)
+            outside = _outside_window(kind, size, rows, columns)
+            by_kind[kind] = mask.masked_fill(outside.to(mask.device), torch.finfo(mask.dtype).min)
+    if len(by_kind) > 1:
+        return by_kind
+    (only,) = by_kind.values()
+    return only
+
+
+def _outside_window(kind: str, size: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """(…, n, m) bool: whether a position of rows (…, n) is kept from seeing one of columns (m,).
+
+    A sliding layer sees the last size positions, a chunked one the chunk of size positions that a node stands in; that
+    nothing sees what comes later is another mask's matter. Example: with size 4, position 6 is kept from 0 to 2 in a
+    sliding layer, and from 0 to 3 in a chunked one.
+    """
+    rows = rows[..., None]
+    if kind == "sliding_attention":
+        return rows - columns >= size
+    return rows // size != columns // size
 
 
 def positions(tree: TokenTree, prefix_length: int) -> Tensor:
@@ -96,8 +119,14 @@ def dual_block(block: Tensor) -> Tensor:
     block: (n,) int64, the first row of each row's block. Token row i sees h before its block and the tokens of its
     block up to itself. EDD (Zheng & Wang 2025), figure 3a and eq. 3 with h_{<jL}: h_{≤jL}, as printed, would show
     the target's state at the block's root, which does not exist yet when the root's successors are drafted.
+
+    Example: four rows in blocks of two, block = (0, 0, 2, 2). Row 1 sees no state, and tokens 0 and 1; row 3 sees the
+    states 0 and 1, and tokens 2 and 3.
     """
-    rows = torch.arange(len(block), device=block.device)
-    hidden = rows[None, :] < block[:, None]
-    tokens = (rows[None, :] >= block[:, None]) & (rows[None, :] <= rows[:, None])
-    return torch.cat([hidden, tokens], 1)
+    n = len(block)
+    column = torch.arange(n, device=block.device)[None, :]  # (1, n)
+    row = column.T  # (n, 1)
+    first = block[:, None]  # (n, 1), of the row's block
+    sees_state = column < first
+    sees_token = (column >= first) & (column <= row)
+    return torch.cat([sees_state, sees_token], dim=1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specnb.tree import Drawn
 
-NEAR_ZERO = 1e-20  # temperatures below it
+NEAR_ZERO = 1e-20  # temperatures below it, above 0, are handled with care
 MINUS_INFINITY = -128  # the bits of bfloat16's -inf, read as int16
 
 
@@ -30,8 +30,9 @@ class Warp:
 
     def __post_init__(self):
         for name in ("temperature", "top_k", "top_p"):
-            if not isinstance(getattr(self, name), Real):
-                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not isinstance(value, Real):
+                raise ValueError(f"{name} must be a number, got {value!r}")
         if not 0 <= self.temperature < torch.inf:
             raise ValueError(f"temperature must be at least 0 (0 is greedy) and finite, got {self.temperature}")
         if self.top_k < 0:
@@ -40,27 +41,45 @@ class Warp:
             raise ValueError(f"top_p must be in (0, 1] (1 is off), got {self.top_p}")
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """(..., V) logits → (..., V) probabilities, float32 (float64 if the logits are)."""
-        kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        """(..., V) logits → (..., V) probabilities, float32 (float64 if the logits are).
+
+        Example: the logits of (.5, .3, .2) give (.66, .24, .11) at temperature .5, whose squares are .25, .09 and .04;
+        with top_k=2 (.625, .375, 0), and with top_p=.7, which the first two reach, the same.
+        """
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         if self.temperature == 0:
-            best = likeliest(logits)[..., None]
-            mass = torch.where(logits.gather(-1, best).isnan(), torch.nan, 1.0).to(kind)  # verifiers refuse NaN
-            out = torch.zeros(logits.shape, dtype=kind, device=logits.device)
-            return out.scatter_(-1, best, mass)
-        logits = logits.to(kind)
-        if self.temperature < NEAR_ZERO:  # a quotient would overflow; softmax does not see what is subtracted
-            logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, torch.finfo(kind).tiny)
-        elif self.temperature != 1:
-            logits = logits / self.temperature
+            return self._one_hot(logits, dtype)
+        logits = self._tempered(logits.to(dtype))
         if 0 < self.top_k < logits.shape[-1]:
-            kth = logits.topk(self.top_k).values[..., -1:]
-            logits = logits.masked_fill(logits < kth, -torch.inf)
+            smallest_kept = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
         if self.top_p < 1:
-            rising, order = logits.sort(-1)
-            tail = rising.softmax(-1).cumsum(-1) <= 1 - self.top_p  # what the nucleus leaves out
-            tail[..., -1] = False
-            logits = logits.masked_fill(tail.scatter(-1, order, tail), -torch.inf)
+            logits = logits.masked_fill(self._outside_nucleus(logits), -torch.inf)
         return logits.softmax(-1)
+
+    def _one_hot(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
+        """All mass on the largest logit; NaN where that is one, which verifiers refuse."""
+        best = likeliest(logits)[..., None]
+        is_nan = logits.gather(-1, best).isnan()
+        mass = torch.where(is_nan, torch.nan, 1.0).to(dtype)
+        nothing = torch.zeros(logits.shape, dtype=dtype, device=logits.device)
+        return nothing.scatter_(-1, best, mass)
+
+    def _tempered(self, logits: Tensor) -> Tensor:
+        """logits / temperature, but for a number that is the same for all of a row, which softmax does not see."""
+        if self.temperature == 1:
+            return logits
+        if self.temperature < NEAR_ZERO:  # a quotient would overflow
+            below_largest = logits - logits.amax(-1, keepdim=True)
+            return below_largest / max(self.temperature, torch.finfo(logits.dtype).tiny)
+        return logits / self.temperature
+
+    def _outside_nucleus(self, logits: Tensor) -> Tensor:
+        """(..., V) bool: the least likely tokens, of mass 1 − top_p together at most; never the likeliest."""
+        rising, order = logits.sort(-1)
+        is_tail = rising.softmax(-1).cumsum(-1) <= 1 - self.top_p
+        is_tail[..., -1] = False
+        return is_tail.scatter(-1, order, is_tail)  # back to the order of tokens
 
 
 def likeliest(logits: Tensor) -> Tensor:
@@ -68,15 +87,29 @@ def likeliest(logits: Tensor) -> Tensor:
     if logits.device.type != "cpu" or type(logits) is not Tensor:
         return logits.argmax(-1)
     if logits.dtype == torch.bfloat16:
-        # Above zero these numbers are ordered as their bits are. A NaN with a minus has bits between those of -inf and
-        # of the largest whole number, -1: without one, what is largest in bits is so in value.
-        bits = logits.detach().view(torch.int16).numpy()
-        best = bits.argmax(-1)
-        above_zero = (np.take_along_axis(bits, best[..., None], -1) > 0).all()
-        if above_zero and not ((bits > MINUS_INFINITY) & (bits < 0)).any():
-            return torch.from_numpy(np.asarray(best))
-    full = logits if logits.dtype.itemsize >= 4 else logits.float()
-    return torch.from_numpy(np.asarray(full.detach().numpy().argmax(-1)))  # ten times as fast as torch's
+        best = _likeliest_by_bits(logits)
+        if best is not None:
+            return best
+    numbers = logits if logits.dtype.itemsize >= 4 else logits.float()
+    best = numbers.detach().numpy().argmax(-1)  # ten times as fast as torch's
+    return torch.from_numpy(np.asarray(best))
+
+
+def _likeliest_by_bits(logits: Tensor) -> Tensor | None:
+    """``likeliest`` of bfloat16 logits, found among their bits read as int16; None where these do not tell.
+
+    Above zero these numbers are ordered as their bits are. A NaN with a minus has bits between those of -inf and of the
+    largest whole number, -1: without one, what is largest in bits is so in value.
+    """
+    bits = logits.detach().view(torch.int16).numpy()
+    best = bits.argmax(-1)
+    largest_bits = np.take_along_axis(bits, best[..., None], -1)
+    if (largest_bits <= 0).any():
+        return None
+    is_minus_nan = (bits > MINUS_INFINITY) & (bits < 0)
+    if is_minus_nan.any():
+        return None
+    return torch.from_numpy(np.asarray(best))
 
 
 def wide(numbers: Tensor) -> Tensor:
@@ -91,10 +124,12 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     """norm([p − q]_+), the law of the recovered token after a rejection; p itself if no mass is left.
 
     p, q: (V,) float64. Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, eq. 3.
+
+    Example: p = (.3, .4, .3) and q = (.6, .3, .1) give [p − q]_+ = (0, .1, .2), and so (0, 1/3, 2/3).
     """
     rest = (p - q).clamp_min(0)
     mass = rest.sum()
-    return torch.where(mass > 0, rest / mass, p)
+    return torch.where(mass > 0, rest / mass, p)  # no read off the device
 
 
 class Coins(Protocol):
@@ -121,22 +156,26 @@ class RandomCoins:
 
     def __init__(self, seed: int = 0, purpose: int = 0):
         sequence = np.random.SeedSequence(seed, spawn_key=(purpose,))
-        self._accept, self._choose = (np.random.default_rng(s) for s in sequence.spawn(2))
+        for_accept, for_choose = sequence.spawn(2)
+        self._accept = np.random.default_rng(for_accept)
+        self._choose = np.random.default_rng(for_choose)
         self.uniforms: list[float] = []
 
     def accept(self, probability: float) -> bool:
-        self.uniforms.append(self._accept.random())
-        return self.uniforms[-1] < probability
+        uniform = self._accept.random()
+        self.uniforms.append(uniform)
+        return uniform < probability
 
     def choose(self, probabilities: Tensor) -> int:
-        cumulative = wide(probabilities).cumsum(0)
+        cumulative = wide(probabilities).cumsum(0)  # (V,)
         if cumulative.dtype != torch.float64:  # only the index that is chosen goes back to the device
             cumulative = probabilities.cpu().double().cumsum(0)
         total = cumulative[-1:]
-        index = torch.searchsorted(cumulative, self._choose.random() * total, right=True)
+        reached = self._choose.random() * total
+        index = torch.searchsorted(cumulative, reached, right=True)
         last = torch.searchsorted(cumulative, total)  # rounding may reach past the last mass
-        index, last, total = torch.cat([index, last, total]).tolist()  # one read off the device
-        if not total > 0:
+        index, last, mass = torch.cat([index, last, total]).tolist()  # one read off the device
+        if not mass > 0:
             raise ValueError("cannot choose from probabilities without mass (all zero or not a number)")
         return int(min(index, last))
 
@@ -151,22 +190,40 @@ def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Seque
         return probabilities.topk(min(count, len(probabilities))).indices.tolist()
     if drawn is Drawn.IID:
         return [coins.choose(probabilities) for _ in range(count)]
-    left, tokens = probabilities.clone(), []
-    for _ in range(min(count, int(left.count_nonzero()))):
-        tokens.append(coins.choose(left))
-        left[tokens[-1]] = 0
+    remaining = probabilities.clone()
+    possible = int(remaining.count_nonzero())
+    tokens: list[int] = []
+    for _ in range(min(count, possible)):
+        token = coins.choose(remaining)
+        tokens.append(token)
+        remaining[token] = 0
     return tokens
 
 
 def draw_rows(
     laws: Tensor, counts: Sequence[int], drawn: Drawn, coins: Coins
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``draw`` for each of (m, V) laws and m counts: every child's row, token and probability, read at once."""
+    """``draw`` for each of (m, V) laws and m counts: every child's row, token and probability, read at once.
+
+    Example: POINT, the laws (.5, .3, .2) and (.1, .2, .7), counts (2, 1): rows (0, 0, 1), tokens (0, 1, 2) and
+    probabilities (.5, .3, .7).
+    """
     if drawn is Drawn.POINT:
-        top = laws.topk(min(max(counts), laws.shape[1]))
-        tokens, chances = torch.stack([wide(top.indices), wide(top.values)]).cpu().numpy()
-        kept = np.arange(tokens.shape[1]) < np.array(counts)[:, None]
-        return kept.nonzero()[0], tokens[kept].astype(np.int64), chances[kept]
-    found = [draw(law, count, drawn, coins) for law, count in zip(laws, counts, strict=True)]
-    rows, tokens = np.repeat(np.arange(len(found)), [*map(len, found)]), np.array(list(chain(*found)), dtype=np.int64)
-    return rows, tokens, laws[rows, tokens].cpu().double().numpy()
+        return _top_rows(laws, counts)
+    tokens_by_row = [draw(law, count, drawn, coins) for law, count in zip(laws, counts, strict=True)]
+    drawn_counts = [len(tokens) for tokens in tokens_by_row]
+    rows = np.repeat(np.arange(len(tokens_by_row)), drawn_counts)
+    tokens = np.array(list(chain.from_iterable(tokens_by_row)), dtype=np.int64)
+    probabilities = laws[rows, tokens].cpu().double().numpy()
+    return rows, tokens, probabilities
+
+
+def _top_rows(laws: Tensor, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``draw_rows`` for POINT: as many of the most probable tokens of each row as its count says."""
+    widest = min(max(counts), laws.shape[1])
+    top = laws.topk(widest)
+    both = torch.stack([wide(top.indices), wide(top.values)])  # (2, m, widest)
+    tokens, probabilities = both.cpu().numpy()  # one read off the device
+    is_wanted = np.arange(widest) < np.array(counts)[:, None]  # (m, widest)
+    rows, _ = is_wanted.nonzero()
+    return rows, tokens[is_wanted].astype(np.int64), probabilities[is_wanted]

@@ -17,33 +17,37 @@ class TokenTree:
     tokens:  (n,) int64; parents: (n,) int64, parents[0] = -1 and parents[i] < i for every other node.
     Siblings stand in the order in which they were drawn (or ranked): verifiers go by index.
     Raises ValueError on two roots, a parent after its child, arrays of different length or another dtype.
+
+    Example: ``TokenTree([7, 5, 6, 5], [-1, 0, 0, 1])`` is the root 7, its children 5 (node 1) and 6 (node 2), and
+    another 5 (node 3) below the first.
     """
 
     tokens: Tensor
     parents: Tensor
 
     def __post_init__(self):
-        for name in ("tokens", "parents"):
-            value = getattr(self, name)
-            if not isinstance(value, Tensor):
-                value = np.asarray(value if len(value) else np.zeros(0, np.int64))
-                value = torch.from_numpy(value.astype(np.int64) if value.dtype.kind in "iu" else value)
-            if value.dtype != torch.int64 or value.dim() != 1:
-                raise ValueError(f"{name} must be int64 of shape (n,), got {_kind(value)}")
-            object.__setattr__(self, name, value)
-        sizes = len(self.tokens), len(self.parents)
-        if sizes[0] != sizes[1] or not sizes[0]:
-            raise ValueError("tokens and parents must have the same length of at least 1, got {} and {}".format(*sizes))
-        tokens, parents = self.tokens.numpy(), self.parents.numpy()
+        object.__setattr__(self, "tokens", _numbers("tokens", self.tokens))
+        object.__setattr__(self, "parents", _numbers("parents", self.parents))
+        n, parent_count = len(self.tokens), len(self.parents)
+        if n != parent_count or n == 0:
+            raise ValueError(f"tokens and parents must have the same length of at least 1, got {n} and {parent_count}")
+        self._check_parents()
+        smallest = self.tokens.numpy().min()
+        if smallest < 0:
+            raise ValueError(f"token ids must not be negative, got {smallest}")
+
+    def _check_parents(self) -> None:
+        parents = self.parents.numpy()
         if parents[0] != -1:
             raise ValueError(f"node 0 is the root and its parent must be -1, got {parents[0]}")
-        out_of_place = (parents >= np.arange(len(parents))) | (parents < 0)
-        for i in np.flatnonzero(out_of_place[1:]) + 1:
-            if parents[i] == -1:
-                raise ValueError(f"node {i} is a second root: only node 0 may have parent -1")
-            raise ValueError(f"node {i} has parent {parents[i]}: every parent must come before its child")
-        if tokens.min() < 0:
-            raise ValueError(f"token ids must not be negative, got {tokens.min()}")
+        comes_before = (parents >= 0) & (parents < np.arange(len(parents)))
+        wrong = 1 + np.flatnonzero(~comes_before[1:])
+        if len(wrong) == 0:
+            return
+        node = wrong[0]
+        if parents[node] == -1:
+            raise ValueError(f"node {node} is a second root: only node 0 may have parent -1")
+        raise ValueError(f"node {node} has parent {parents[node]}: every parent must come before its child")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -73,85 +77,98 @@ class TokenTree:
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """children[i]: the nodes below i, in drawing order."""
-        below = [[] for _ in self.parent_list]
-        for i, parent in enumerate(self.parent_list[1:], start=1):
-            below[parent].append(i)
+        below: list[list[int]] = [[] for _ in self.parent_list]
+        for node, parent in enumerate(self.parent_list[1:], start=1):
+            below[parent].append(node)
         return tuple(map(tuple, below))
 
     @cached_property
     def leaves(self) -> tuple[int, ...]:
-        return tuple(i for i, below in enumerate(self.children) if not below)
+        return tuple(node for node, below in enumerate(self.children) if not below)
 
     @cached_property
     def ancestors(self) -> Tensor:
         """(n, n) bool: ancestors[i, j] says that j is i itself or lies on the path from the root to i."""
         seen = np.eye(len(self), dtype=bool)
-        for i, parent in enumerate(self.parent_list[1:], start=1):
-            seen[i] |= seen[parent]
+        for node, parent in enumerate(self.parent_list[1:], start=1):
+            seen[node] |= seen[parent]
         return torch.from_numpy(seen)
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root (excluded) down to the given node (included); () for the root."""
-        self._check([node])
+        self._check_in_tree([node])
         nodes = []
         while node > 0:
             nodes.append(node)
             node = self.parent_list[node]
         return tuple(reversed(nodes))
 
-    def _check(self, nodes: Iterable[int]) -> None:
+    def _check_in_tree(self, nodes: Iterable[int]) -> None:
         for node in nodes:
             if not 0 <= node < len(self):
                 raise ValueError(f"node {node} is not in this tree of {len(self)} nodes")
 
     def path_tokens(self, node: int) -> tuple[int, ...]:
         """Tokens along ``path(node)``."""
-        return tuple(self.token_list[i] for i in self.path(node))
+        return tuple(self.token_list[step] for step in self.path(node))
 
     # ---- constructors -----------------------------------------------------------------------------------
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]], *, root: int = 0) -> "TokenTree":
-        """The trie of token paths, e.g. [(0,), (0, 0), (1,)]; with ranks as tokens it is a static shape."""
-        tokens, parents, index = [root], [-1], {(): 0}
+        """The trie of token paths: paths that begin alike share nodes.
+
+        Example: [(4, 5), (4, 6)] is a node 4 below the root, and 5 and 6 below it. With ranks as tokens it is a static
+        shape.
+        """
+        tokens = [root]
+        parents = [-1]
+        node_of = {(): 0}  # path → node
         for path in map(tuple, paths):
             for end in range(1, len(path) + 1):
-                if path[:end] not in index:
-                    index[path[:end]] = len(tokens)
-                    tokens.append(int(path[end - 1]))
-                    parents.append(index[path[: end - 1]])
+                beginning = path[:end]
+                if beginning in node_of:
+                    continue
+                node_of[beginning] = len(tokens)
+                tokens.append(int(path[end - 1]))
+                parents.append(node_of[path[: end - 1]])
         return cls(tokens, parents)
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> "TokenTree":
         """A single path; tokens[0] is the root."""
-        return cls(list(map(int, tokens)), list(range(-1, len(tokens) - 1)))
+        parents = range(-1, len(tokens) - 1)
+        return cls([int(token) for token in tokens], list(parents))
 
     # ---- new trees from old ones ------------------------------------------------------------------------
 
     def grow(self, tokens: Tensor, parents: Tensor) -> "TokenTree":
         """The tree with more leaves, below nodes it has; the depth of the old ones is not computed again."""
         tree = TokenTree(torch.cat([self.tokens, tokens]), torch.cat([self.parents, parents]))
-        tree.__dict__["depth"] = torch.cat([self.depth, self.depth[parents] + 1])
+        new_depth = self.depth[parents] + 1
+        tree.__dict__["depth"] = torch.cat([self.depth, new_depth])  # where cached_property looks for it
         return tree
 
     def keep(self, nodes: Iterable[int]) -> "TokenTree":
         """The tree of the given nodes, in index order; ValueError if a kept node's parent is left out."""
-        kept = sorted(set(nodes) | {0})
-        self._check(kept)
-        new = {old: i for i, old in enumerate(kept)}
-        for old in kept[1:]:
-            if self.parent_list[old] not in new:
-                raise ValueError(f"node {old} is kept but its parent {self.parent_list[old]} is not")
-        parents = [-1] + [new[self.parent_list[old]] for old in kept[1:]]
+        kept = sorted({0, *nodes})
+        self._check_in_tree(kept)
+        new_number = {old: new for new, old in enumerate(kept)}
+        parents = [-1]
+        for node in kept[1:]:
+            parent = self.parent_list[node]
+            if parent not in new_number:
+                raise ValueError(f"node {node} is kept but its parent {parent} is not")
+            parents.append(new_number[parent])
         return TokenTree(self.tokens[kept], torch.tensor(parents, device="cpu"))
 
     def merge(self, other: "TokenTree") -> "TokenTree":
         """The trie union of two trees with the same root token; this tree's nodes come first."""
         if self.token_list[0] != other.token_list[0]:
             raise ValueError(f"cannot merge trees with roots {self.token_list[0]} and {other.token_list[0]}")
-        paths = (tree.path_tokens(i) for tree in (self, other) for i in range(len(tree)))
-        return TokenTree.from_paths(paths, root=self.token_list[0])
+        ours = [self.path_tokens(node) for node in range(len(self))]
+        theirs = [other.path_tokens(node) for node in range(len(other))]
+        return TokenTree.from_paths(ours + theirs, root=self.token_list[0])
 
 
 class Drawn(Enum):
@@ -206,63 +223,102 @@ class Draft:
         self._check_nodes()
 
     def _check_law(self) -> None:
-        n = len(self.tree)
         if self.q is None and self.drawn is not Drawn.POINT:
             raise ValueError(f"a draft drawn {self.drawn.name} needs q, the law its children were drawn from")
-        if self.q is not None and (self.q.shape[:1] != (n,) or self.q.dim() != 2 or not _wide(self.q)):
-            raise ValueError(f"q must be float32 or wider of shape ({n}, V), one row per node, got {_kind(self.q)}")
+        if self.q is not None:
+            self._check_q()
         if self.ids is not None:
-            columns = 0 if self.q is None else self.q.shape[1]
-            if self.ids.dtype != torch.int64 or len(self.ids) != columns or (self.ids.diff() <= 0).any():
-                raise ValueError(
-                    f"ids must be int64, rising, one token id per column of q ({columns}), "
-                    f"got {len(self.ids)} of {self.ids.dtype}"
-                )
+            self._check_ids()
+
+    def _check_q(self) -> None:
+        n = len(self.tree)
+        if self.q.dim() != 2 or len(self.q) != n:
+            raise ValueError(f"q must be of shape ({n}, V), one row per node, got {_kind(self.q)}")
+        if not self.q.is_floating_point() or self.q.dtype.itemsize < 4:
+            raise ValueError(f"q must be float32 or wider, got {_kind(self.q)}")
+
+    def _check_ids(self) -> None:
+        columns = 0 if self.q is None else self.q.shape[1]
+        if self.ids.dtype != torch.int64 or self.ids.dim() != 1:
+            raise ValueError(f"ids must be int64 of shape (V_d,), got {_kind(self.ids)}")
+        if len(self.ids) != columns:
+            raise ValueError(f"ids must hold one token id per column of q ({columns}), got {len(self.ids)}")
+        falls = self.ids.diff() <= 0
+        if falls.any():
+            column = int(falls.nonzero()[0])
+            before, after = self.ids[column : column + 2].tolist()
+            raise ValueError(f"ids must rise, got {before} before {after}")
 
     def _check_nodes(self) -> None:
         n = len(self.tree)
         if self.scores is not None and self.scores.shape != (n,):
             raise ValueError(f"scores must have shape ({n},), got {tuple(self.scores.shape)}")
         if self.auxiliary is not None:
-            if self.auxiliary.shape != (n,) or self.auxiliary.dtype != torch.bool:
-                raise ValueError(f"auxiliary must be bool of shape ({n},), got {_kind(self.auxiliary)}")
-            flags = self.auxiliary.tolist()
-            if flags[0] or any(flags[parent] and not flags[i] for i, parent in enumerate(self.tree.parent_list) if i):
-                raise ValueError("the root, and any node with an elected child, cannot be auxiliary")
+            self._check_auxiliary()
         if self.sources is not None:
-            if self.sources.shape != (n,) or self.sources.dtype != torch.int64:
-                raise ValueError(f"sources must be int64 of shape ({n},), got {_kind(self.sources)}")
-            sources = self.sources.numpy()
-            drafted = sources >= 0
-            above = drafted[self.tree.parents.numpy()[1:]]
-            if sources[0] != 0 or (drafted[1:] & ~above).any():
-                raise ValueError("the source of the root must be 0, and a node with a source needs a parent with one")
+            self._check_sources()
+
+    def _check_auxiliary(self) -> None:
+        n = len(self.tree)
+        if self.auxiliary.shape != (n,) or self.auxiliary.dtype != torch.bool:
+            raise ValueError(f"auxiliary must be bool of shape ({n},), got {_kind(self.auxiliary)}")
+        is_auxiliary = self.auxiliary.tolist()
+        if is_auxiliary[0]:
+            raise ValueError("the root cannot be auxiliary")
+        for node, parent in enumerate(self.tree.parent_list[1:], start=1):
+            if is_auxiliary[parent] and not is_auxiliary[node]:
+                raise ValueError(f"node {parent} is auxiliary, so its child {node} must be, too: it cannot be elected")
+
+    def _check_sources(self) -> None:
+        n = len(self.tree)
+        if self.sources.shape != (n,) or self.sources.dtype != torch.int64:
+            raise ValueError(f"sources must be int64 of shape ({n},), got {_kind(self.sources)}")
+        sources = self.sources.numpy()
+        if sources[0] != 0:
+            raise ValueError(f"the source of the root must be 0, got {sources[0]}")
+        parents = self.tree.parents.numpy()
+        has_source = sources >= 0
+        is_orphan = has_source[1:] & ~has_source[parents[1:]]
+        if is_orphan.any():
+            node = 1 + int(np.flatnonzero(is_orphan)[0])
+            raise ValueError(f"a node with a source needs a parent with one, got node {node} below {parents[node]}")
 
     @cached_property
     def candidates(self) -> tuple[tuple[int, ...], ...]:
         """children of every node, without auxiliary ones: those that stand for election, in drawing order."""
         if self.auxiliary is None:
             return self.tree.children
-        flags = self.auxiliary.tolist()
-        return tuple(tuple(c for c in below if not flags[c]) for below in self.tree.children)
+        is_auxiliary = self.auxiliary.tolist()
+        candidates = []
+        for below in self.tree.children:
+            elected = tuple(child for child in below if not is_auxiliary[child])
+            candidates.append(elected)
+        return tuple(candidates)
 
     @cached_property
     def candidate_rows(self) -> int:
         """Number of rows up to the last candidate: the auxiliary nodes behind it need no law p."""
         if self.auxiliary is None:
             return len(self.tree)
-        return 1 + int((~self.auxiliary).nonzero()[-1])
+        stands_for_election = ~self.auxiliary
+        return 1 + int(stands_for_election.nonzero()[-1])
 
     @cached_property
     def columns(self) -> Tensor:
-        """(n,) int64: the column of q in which each node's token stands."""
+        """(n,) int64: the column of q in which each node's token stands.
+
+        Example: with ids (2, 5, 8), a node of token 5 has column 1. The root's token need have no column; its number
+        means nothing then. ValueError where another token has none.
+        """
         if self.ids is None:
             return self.tree.tokens
-        columns = torch.searchsorted(self.ids, self.tree.tokens).clamp_max(len(self.ids) - 1)
-        missing = (self.ids[columns] != self.tree.tokens)[1:]
-        if missing.any():
-            bad = self.tree.token_list[1 + int(missing.nonzero()[0])]
-            raise ValueError(f"drafted token {bad} is not among the {len(self.ids)} ids of the draft's vocabulary")
+        tokens = self.tree.tokens
+        columns = torch.searchsorted(self.ids, tokens).clamp_max(len(self.ids) - 1)
+        is_missing = self.ids[columns] != tokens
+        is_missing[0] = False  # the root is the target's token
+        if is_missing.any():
+            token = int(tokens[is_missing][0])
+            raise ValueError(f"drafted token {token} is not among the {len(self.ids)} ids of the draft's vocabulary")
         return columns
 
     @cached_property
@@ -280,17 +336,18 @@ class Draft:
             raise ValueError(f"nodes can be dropped from a POINT draft only, this one was drawn {self.drawn.name}")
         kept = sorted({0, *nodes})
         tree = self.tree.keep(kept)
-        parts = {}
+        tables = {}
         for name in ("q", "auxiliary", "scores", "sources"):
-            rows = getattr(self, name)
-            parts[name] = None if rows is None else rows[kept]
-        return replace(self, tree=tree, **parts)
+            table = getattr(self, name)
+            tables[name] = None if table is None else table[kept]
+        return replace(self, tree=tree, **tables)
 
     def law(self, node: int, vocabulary: int) -> Tensor:
         """q of one node over the whole vocabulary, (V,) float64 on the CPU, summing to one."""
         row = self.q[node].cpu().double()
         if self.ids is not None:
-            row = torch.zeros(vocabulary, dtype=torch.float64, device="cpu").index_copy_(0, self.ids, row)
+            nothing = torch.zeros(vocabulary, dtype=torch.float64, device="cpu")
+            row = nothing.index_copy_(0, self.ids, row)
         return row / row.sum()
 
 
@@ -312,9 +369,17 @@ class Verdict:
     trials: tuple[Trial, ...] = ()
 
 
+def _numbers(name: str, values: Tensor | Sequence[int] | np.ndarray) -> Tensor:
+    """An (n,) int64 tensor of whole numbers however they come; ValueError for other numbers and other shapes."""
+    if not isinstance(values, Tensor):
+        array = np.asarray(values) if len(values) > 0 else np.zeros(0, np.int64)
+        if array.dtype.kind in "iu":
+            array = array.astype(np.int64)
+        values = torch.from_numpy(array)
+    if values.dtype != torch.int64 or values.dim() != 1:
+        raise ValueError(f"{name} must be int64 of shape (n,), got {_kind(values)}")
+    return values
+
+
 def _kind(values: Tensor) -> str:
     return f"{values.dtype} {tuple(values.shape)}"
-
-
-def _wide(values: Tensor) -> bool:
-    return values.is_floating_point() and values.dtype.itemsize >= 4

@@ -27,19 +27,25 @@ Model = Callable[[tuple[int, ...]], Tensor]  # tokens so far → (V,) probabilit
 
 
 class _Script:
-    """Coins that follow a given list of outcomes and note, behind its end, what else could have happened."""
+    """Coins that follow a given list of outcomes and note, behind its end, what else could have happened.
+
+    Example: with the outcomes [1], the first toss comes out as 1. A second one, of probabilities [.5, 0, .5], is behind
+    the end: it comes out as 0, and [1, 2] is noted as a script that is still to be played.
+    """
 
     def __init__(self, outcomes: list[int]):
-        self.outcomes, self.position = outcomes, 0
-        self.probability = 1.0
+        self.outcomes = outcomes
+        self.position = 0  # number of tosses so far
+        self.probability = 1.0  # of all their outcomes
         self.open: list[list[int]] = []  # scripts of the branches not taken
         self.uniforms: list[float] = []  # none: outcomes are enumerated, not drawn
 
     def _toss(self, probabilities: list[float]) -> int:
         if self.position == len(self.outcomes):
             possible = [i for i, probability in enumerate(probabilities) if probability > 0]
+            taken = possible[0]
             self.open += [[*self.outcomes, other] for other in possible[1:]]
-            self.outcomes = [*self.outcomes, possible[0]]
+            self.outcomes = [*self.outcomes, taken]
         outcome = self.outcomes[self.position]
         self.position += 1
         self.probability *= probabilities[outcome]
@@ -62,9 +68,12 @@ def law(fn: Callable[[Coins], Outcome]) -> Law:
     """The exact law of fn's result: outcome → probability, float64, every coin outcome enumerated.
 
     fn must take all its randomness from the coins and start afresh at each call.
+
+    Example: ``law(lambda coins: coins.accept(0.5) + coins.accept(0.5))``, the number of heads of two coins, calls it
+    four times and is {0: 0.25, 1: 0.5, 2: 0.25}.
     """
     result: Law = defaultdict(float)
-    scripts: list[list[int]] = [[]]
+    scripts: list[list[int]] = [[]]  # still to be played
     while scripts:
         coins = _Script(scripts.pop())
         outcome = fn(coins)
@@ -77,7 +86,9 @@ def law(fn: Callable[[Coins], Outcome]) -> Law:
 
 def total_variation(a: Law, b: Law) -> float:
     """½ Σ |a − b|, the largest difference the two laws give to any event."""
-    return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys()) / 2
+    outcomes = a.keys() | b.keys()
+    differences = [abs(a.get(outcome, 0.0) - b.get(outcome, 0.0)) for outcome in outcomes]
+    return sum(differences) / 2
 
 
 def expectation(of: Law, value: Callable[[Outcome], float]) -> float:
@@ -102,15 +113,17 @@ def random_model(vocabulary: int, seed: int, *, sharpness: float = 2.0) -> Model
 
     @cache
     def model(prefix: tuple[int, ...]) -> Tensor:
-        number = np.random.default_rng([seed, len(prefix), *prefix]).standard_normal(vocabulary)
-        return torch.from_numpy(sharpness * number).softmax(0)
+        random = np.random.default_rng([seed, len(prefix), *prefix])
+        logits = sharpness * random.standard_normal(vocabulary)
+        return torch.from_numpy(logits).softmax(0)
 
     return model
 
 
 def toy_drafter(q: Model, growth: Growth, drawn: Drawn) -> TreeDrafter:
     """TreeDrafter over a toy model q of the empty text's continuations, for the functions below."""
-    return TreeDrafter(TableDraft(lambda prefix: q(prefix[1:])), growth, drawn)  # prefix[0] is the root
+    table = TableDraft(lambda prefix: q(prefix[1:]))  # prefix[0] is the root, which stands for the empty text
+    return TreeDrafter(table, growth, drawn)
 
 
 def toy_draft(q: Model, growth: Growth, drawn: Drawn = Drawn.POINT) -> tuple[Draft, list[float]]:
@@ -118,12 +131,14 @@ def toy_draft(q: Model, growth: Growth, drawn: Drawn = Drawn.POINT) -> tuple[Dra
     drafter = toy_drafter(q, growth, drawn)
     drafter.begin((0,), Warp(), {})
     draft = drafter.propose(RandomCoins(), 99)
-    return draft, [each.mass for each in draft.expansions]
+    masses = [expansion.mass for expansion in draft.expansions]
+    return draft, masses
 
 
 def rows(model: Model, tree: TokenTree) -> Tensor:
     """(n, V) a model's law behind every node of a tree whose root stands for the empty text."""
-    return torch.stack([model(tree.path_tokens(node)) for node in range(len(tree))])
+    paths = [tree.path_tokens(node) for node in range(len(tree))]
+    return torch.stack([model(path) for path in paths])
 
 
 def verify_once(
@@ -135,7 +150,8 @@ def verify_once(
     """
     drafter.begin((0,), warp or Warp(), {})
     draft = drafter.propose(coins, depth)
-    return draft, verifier(draft, rows(p, draft.tree), coins)
+    target_laws = rows(p, draft.tree)
+    return draft, verifier(draft, target_laws, coins)
 
 
 def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:
@@ -147,18 +163,25 @@ def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, wa
 
     def step(coins: Coins) -> tuple[int, ...]:
         draft, verdict = verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)
-        return (*(draft.tree.token_list[node] for node in verdict.path), verdict.next_token)
+        accepted = [draft.tree.token_list[node] for node in verdict.path]
+        return (*accepted, verdict.next_token)
 
     result: Law = defaultdict(float)
     for tokens, mass in law(step).items():
-        for text, chance in law(partial(sample, p, tokens, depth + 1)).items():
+        completed = law(partial(sample, p, tokens, depth + 1))
+        for text, chance in completed.items():
             result[text] += mass * chance
     return dict(result)
 
 
 def accepted_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:
     """Law of the number of accepted draft tokens in one step (bonus not counted)."""
-    return law(lambda coins: len(verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)[1].path))
+
+    def accepted(coins: Coins) -> int:
+        _, verdict = verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)
+        return len(verdict.path)
+
+    return law(accepted)
 
 
 def engine_law(
@@ -171,8 +194,10 @@ def engine_law(
     """
 
     def text(coins: Coins) -> tuple[int, ...]:
-        options_now = {"temperature": 1.0, "eos": (), "trace": "none", "coins": lambda seed, purpose: coins, **options}
-        return decode(target, drafter, verifier, prompt, max_new_tokens=length, **options_now).tokens
+        defaults = {"temperature": 1.0, "eos": (), "trace": "none", "coins": lambda seed, purpose: coins}
+        settings = {**defaults, **options}
+        generation = decode(target, drafter, verifier, prompt, max_new_tokens=length, **settings)
+        return generation.tokens
 
     return law(text)
 
@@ -187,9 +212,9 @@ def in_float64(model: PreTrainedModel) -> PreTrainedModel:
     for module in list(model.modules()):
         for name, layer in module.named_children():
             if type(layer).__name__.endswith("RMSNorm") and hasattr(layer, "variance_epsilon"):
-                exact = nn.RMSNorm(layer.weight.shape, eps=layer.variance_epsilon, dtype=torch.float64)
-                exact.weight = layer.weight
-                setattr(module, name, exact)
+                exact_layer = nn.RMSNorm(layer.weight.shape, eps=layer.variance_epsilon, dtype=torch.float64)
+                exact_layer.weight = layer.weight
+                setattr(module, name, exact_layer)
     return model.eval()
 
 
@@ -211,4 +236,9 @@ def accepted_given(draft: Draft, p: Tensor, verifier: Verifier) -> Law:
     verifiers that elect by drawing (sample_and_match). The paired comparison of verifiers rests on this: no coin is
     left to chance.
     """
-    return law(lambda coins: verifier(draft, p, Argmax(coins)).path)
+
+    def accepted_path(coins: Coins) -> tuple[int, ...]:
+        verdict = verifier(draft, p, Argmax(coins))
+        return verdict.path
+
+    return law(accepted_path)

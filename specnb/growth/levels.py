@@ -40,20 +40,34 @@ class Static(Growth):
 
     A node's rank is its place among its siblings in drawing order. Where a law had too few tokens for a
     sibling, what would hang below it is left out. name: what recordings and pictures call it; it makes no difference.
+    Raises ValueError on two equal paths, negative ranks, and a path whose parent or elder sibling is no path.
+
+    Example: ``Static(((0,), (1,), (0, 0)))`` drafts two tokens, and one more below the first of them.
     """
 
     paths: tuple[tuple[int, ...], ...]
     name: str = field(default="", compare=False)
 
     def __post_init__(self):
-        object.__setattr__(self, "paths", tuple(map(tuple, self.paths)))
-        if len({*self.paths}) < len(self.paths) or any(rank < 0 for path in self.paths for rank in path):
-            raise ValueError(f"paths must differ, and their ranks be 0, 1, …, got {self.paths}")
-        for path in self.paths:
-            if path and path[-1] > 0 and (*path[:-1], path[-1] - 1) not in self.paths:
-                raise ValueError(f"path {path} has no elder sibling {(*path[:-1], path[-1] - 1)}: ranks are 0, 1, …")
-            if len(path) > 1 and path[:-1] not in self.paths:
-                raise ValueError(f"path {path} has no parent {path[:-1]}")
+        paths = tuple(tuple(path) for path in self.paths)
+        object.__setattr__(self, "paths", paths)
+        has_twins = len(set(paths)) < len(paths)
+        has_negative_ranks = any(min(path, default=0) < 0 for path in paths)
+        if has_twins or has_negative_ranks:
+            raise ValueError(f"paths must differ, and their ranks be 0, 1, …, got {paths}")
+        for path in paths:
+            self._check_relatives(path)
+
+    def _check_relatives(self, path: tuple[int, ...]) -> None:
+        if not path:
+            return
+        *before, rank = path
+        elder = (*before, rank - 1)
+        if rank > 0 and elder not in self.paths:
+            raise ValueError(f"path {path} has no elder sibling {elder}: ranks are 0, 1, …")
+        parent = tuple(before)
+        if parent and parent not in self.paths:
+            raise ValueError(f"path {path} has no parent {parent}")
 
     @cached_property
     def widths(self) -> dict[tuple[int, ...], int]:
@@ -61,19 +75,27 @@ class Static(Growth):
         return Counter(path[:-1] for path in self.paths if path)
 
     def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
-        ranks: list[tuple[int, ...]] = [()]
+        paths: list[tuple[int, ...]] = [()]  # of ranks, one a node
         for node in range(1, len(tree)):
             parent = tree.parent_list[node]
-            ranks.append((*ranks[parent], tree.children[parent].index(node)))
-        return [(i, self.widths[ranks[i]]) for i in last_level(tree) if ranks[i] in self.widths]
+            rank = tree.children[parent].index(node)
+            paths.append((*paths[parent], rank))
+        frontier = []
+        for node in last_level(tree):
+            width = self.widths.get(paths[node])
+            if width is not None:
+                frontier.append((node, width))
+        return frontier
 
 
 def kary(k: int, depth: int) -> Static:
     """The full k-ary shape of the given depth: k + k² + … nodes. kary(2, d) is the papers' binary tree."""
     if k < 1 or depth < 0:
         raise ValueError(f"a k-ary tree needs k >= 1 and depth >= 0, got k={k}, depth={depth}")
-    paths = tuple(path for level in range(depth) for path in product(range(k), repeat=level + 1))
-    return Static(paths, f"kary({k}, {depth})")
+    paths: list[tuple[int, ...]] = []
+    for length in range(1, depth + 1):
+        paths += product(range(k), repeat=length)
+    return Static(tuple(paths), f"kary({k}, {depth})")
 
 
 def chain(gamma: int) -> Static:
@@ -85,12 +107,16 @@ def chain(gamma: int) -> Static:
 class DynaTree(Growth):
     """DynaTree's growth (Chen et al., Algorithm 1): width branch below the likeliest token, pruned by path probability.
 
-    The draft's top token stands alone below the root; below it every node of a level whose path has at least the
-    probability threshold gets branch children, for depth levels, until there are budget nodes (root not counted):
-    the last children that fit are the likeliest of the node whose turn it is. A whole level is expanded at once;
-    the paper feeds its draft node by node, in vain those that find no room. first: children of the root, 1 in the
-    paper. A tree's shape hangs on probabilities of nodes that are there already, so sampled trees stay unbiased.
+    The draft's top token stands alone below the root. Below it, for depth levels, every node of a level whose path has
+    at least the probability threshold gets branch children, until there are budget nodes (the root is not counted).
+    The node whose turn it is then gets the children that still fit, the likeliest ones. A whole level is expanded at
+    once; the paper feeds its draft node by node, even those that find no room. first: children of the root, 1 in the
+    paper. The shape depends on probabilities of nodes that are there already, so sampled trees stay unbiased.
     Raises ValueError on a threshold outside (0, 1), or on less than one level, child or node.
+
+    Example: a draft that gives its three tokens .6, .3 and .1 everywhere, depth=1, branch=2, threshold=.5. The root
+    gets its top token, of .6, which is at least .5 and gets two children, of .36 and .18. There are depth levels below
+    the top token, and growth ends. With threshold=.7 the top token stays alone.
     """
 
     depth: int = 8
@@ -110,11 +136,16 @@ class DynaTree(Growth):
             return []
         room = self.budget - (len(tree) - 1)
         frontier = []
-        for node, chance in enumerate(scores.tolist()):
-            wanted = min(self.branch if node else self.first, room)
-            if tree.depth_list[node] == deepest and chance >= self.threshold and wanted > 0:
-                frontier.append((node, wanted))
-                room -= wanted
+        for node, score in enumerate(scores.tolist()):
+            is_newest = tree.depth_list[node] == deepest
+            if not (is_newest and score >= self.threshold):
+                continue
+            width = self.first if node == 0 else self.branch
+            width = min(width, room)
+            if width <= 0:
+                break
+            frontier.append((node, width))
+            room -= width
         return frontier
 
 
@@ -126,6 +157,9 @@ class Cape:
     the likeliest token is expanded. The widths depend on the law that is being drafted from, so the widest is
     drafted and ``finish`` drops what is too many. GLIDE's code has these widths, the likeliest included 8, 6, 4
     and 2, at depth 4; EDD (section 4.1) takes depth 5 and calls 7, 5, 3, 1 the widths themselves.
+
+    Example: behind the root the likeliest token has probability .7, behind that one .2. Then the first level keeps
+    1 + 3 tokens and the second 1 + 7.
     """
 
     depth: int = 5
@@ -139,17 +173,21 @@ class Cape:
 
     def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
         deepest = tree.depth_list[-1]
+        if deepest >= self.depth:
+            return []
         tip = tree.depth_list.index(deepest)  # the first of its level is the likeliest: only the chain was expanded
-        return [(tip, 1 + max(self.extra))] if deepest < self.depth else []
+        return [(tip, 1 + max(self.extra))]
 
     def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
         keep = []
         node = 0
         while children := tree.children[node]:
-            confidence = scores[children[0]] / scores[node]
-            extra = self.extra[sum(confidence > edge for edge in self.edges)]
+            likeliest = children[0]
+            confidence = scores[likeliest] / scores[node]
+            edges_below = [edge for edge in self.edges if edge < confidence]
+            extra = self.extra[len(edges_below)]
             keep += children[: 1 + extra]
-            node = children[0]
+            node = likeliest
         return keep
 
 
@@ -183,9 +221,10 @@ class Eagle2:
 class Pct:
     """The pruned candidate tree of EDD (section 3.2): a node is expanded only if its path probability is worth a call.
 
-    Every node of a level with C(node) ≥ cost gets k children, for at most depth levels; cost is a draft call's share
-    of a target call, s_d / s_t (equation 5). In the end leaves below ``leaf`` go. Since a level's C sum to at most
-    1, no more than 1 / cost nodes are expanded in a level. leaf=0 removes none.
+    C(node) is the probability of its path. Every node of a level with C ≥ cost gets k children, for at most depth
+    levels; cost is a draft call's share of a target call, s_d / s_t (equation 5). In the end leaves with C < leaf are
+    removed; leaf=0 removes none. Since a level's C sum to at most 1, no more than 1 / cost nodes are expanded in a
+    level. Raises ValueError unless 0 ≤ leaf ≤ cost ≤ 1.
     """
 
     cost: float = 0.1
@@ -195,7 +234,7 @@ class Pct:
     prunes = True
 
     def __post_init__(self):
-        if not 0 <= self.cost <= 1 or not 0 <= self.leaf <= self.cost:
+        if not 0 <= self.leaf <= self.cost <= 1:
             raise ValueError(f"Pct needs 0 ≤ leaf ≤ cost ≤ 1 (s_d / s_t), got leaf {self.leaf} and cost {self.cost}")
         at_least_one(self, "k", "depth")
 
@@ -209,10 +248,16 @@ class Pct:
 
 
 def best(nodes: Iterable[int] | np.ndarray, scores: np.ndarray, count: int) -> list[int]:
-    """The count nodes of highest score, elder ones first among equals, in index order."""
-    nodes = nodes if isinstance(nodes, np.ndarray) else np.array(sorted(nodes), dtype=np.int64)
-    order = np.argsort(-scores[nodes], kind="stable")[:count]
-    return np.sort(nodes[order]).tolist()
+    """The count nodes of highest score, elder ones first among equals, in index order.
+
+    Example: of the nodes 1 to 4 with scores (1, .2, .5, .2, .1), the root's first, the best two are [1, 2]: nodes 1
+    and 3 have the same score, and 1 is elder.
+    """
+    if not isinstance(nodes, np.ndarray):
+        nodes = np.array(sorted(nodes), dtype=np.int64)
+    by_score = np.argsort(-scores[nodes], kind="stable")  # stable: elder ones first among equals
+    chosen = nodes[by_score[:count]]
+    return np.sort(chosen).tolist()
 
 
 def last_level(tree: TokenTree) -> list[int]:
@@ -233,11 +278,15 @@ def at_least_one(rule: object, *names: str) -> None:
 
 def within(rule: Growth, depth: int) -> Growth:
     """A rule that knows that no node goes deeper: a search must not wait for nodes that will have no children."""
-    return replace(rule, depth=max(1, depth)) if depth < getattr(rule, "depth", 0) else rule
+    if depth >= getattr(rule, "depth", 0):  # 0: a rule without a depth of its own
+        return rule
+    return replace(rule, depth=max(1, depth))
 
 
 def _shape(name: str, text: str) -> Static:
-    return Static(tuple(tuple(map(int, path)) for path in text.split()), name)
+    """A static tree from its rank paths, one digit a rank."""
+    paths = [tuple(map(int, digits)) for digits in text.split()]
+    return Static(tuple(paths), name)
 
 
 # Public static trees, as lists of rank paths. EAGLE-1's default has 25 nodes although its name says 63; Medusa's

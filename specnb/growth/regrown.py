@@ -22,11 +22,16 @@ def regrow(
     """The nodes of a recorded tree that a rule would have drafted and kept, and those each draft forward expands.
 
     Raises ValueError where the rule wants a child that was not recorded.
+
+    Example: the recorded nodes 1 and 2 are the root's children, 3 and 4 those of node 1. ``chain(2)`` would have
+    drafted and kept [0, 1, 3], by two forwards that expand [[0], [1]].
     """
     scores = np.asarray(scores, dtype=np.float64)
     rule = within(rule, max_depth)
     moments = _whole(tree, scores, rule, max_depth)
-    return _kept(rule, scores, moments[-1]), [moment.next for moment in moments[:-1]]
+    kept = _kept(rule, scores, moments[-1])
+    expanded = [moment.next for moment in moments[:-1]]
+    return kept, expanded
 
 
 @dataclass(frozen=True)
@@ -52,23 +57,28 @@ def _moments(tree: TokenTree, scores: np.ndarray, rule: Growth, max_depth: int) 
     while True:
         wanted = rule.select(grown, scores[drafted])
         frontier = [(node, k) for node, k in wanted if grown.depth_list[node] < max_depth]
-        recorded = [(drafted[node], k) for node, k in frontier]
+        recorded = [(drafted[node], k) for node, k in frontier]  # the same, by the recorded tree's numbers
         lacking = {node: k for node, k in recorded if len(tree.children[node]) < k}
         yield _Moment(list(drafted), grown, [node for node, _ in recorded], lacking)
         if lacking or not frontier:
             return
-        parents = torch.tensor([node for node, k in frontier for _ in range(k)], dtype=torch.int64, device="cpu")
+        parent_list: list[int] = []
+        for node, k in frontier:
+            parent_list += [node] * k
         for node, k in recorded:
             drafted += tree.children[node][:k]
-        grown = grown.grow(torch.zeros_like(parents), parents)
+        parents = torch.tensor(parent_list, dtype=torch.int64, device="cpu")
+        grown = grown.grow(torch.zeros_like(parents), parents)  # rules look at no token
 
 
 def _whole(tree: TokenTree, scores: np.ndarray, rule: Growth, max_depth: int) -> list[_Moment]:
     """All moments; ValueError where the last lacks something."""
     moments = list(_moments(tree, scores, rule, max_depth))
     for node, k in moments[-1].lacking.items():
-        have = f"wants {k} children where the recording has {len(tree.children[node])}"
-        raise ValueError(f"{rule} {have}: record with a wider, deeper or less pruned tree")
+        raise ValueError(
+            f"{rule} wants {k} children where the recording has {len(tree.children[node])}: "
+            f"record with a wider, deeper or less pruned tree"
+        )
     return moments
 
 
@@ -92,20 +102,20 @@ class Stage:
 def stages(tree: TokenTree, scores: Tensor | np.ndarray, rule: Growth) -> list[Stage]:
     """A rule's draft forwards one by one, the last stage with nothing next; ValueError as in ``regrow``."""
     scores = np.asarray(scores, dtype=np.float64)
-    found = []
+    result = []
     for moment in _whole(tree, scores, rule, len(tree)):
         kept = _kept(rule, scores, moment)
-        found.append(Stage(tuple(moment.drafted), tuple(moment.next), tuple(kept)))
-    return found
+        result.append(Stage(tuple(moment.drafted), tuple(moment.next), tuple(kept)))
+    return result
 
 
 @dataclass(frozen=True)
 class Together(Growth):
     """Everything that any of several rules would draft, k children to a node: one recording to replay them all.
 
-    Near a text's end trees go less deep. That only shortens rules that go level by level; others then choose other
-    nodes: those they would with ``left`` levels, or with any number of them, are drafted too. left: how many levels
-    there are before the text ends; whoever records sets it at each step.
+    Near a text's end trees go less deep. Rules that go level by level just stop earlier then, but a search chooses
+    other nodes: those that it would choose are drafted, too. left: how many levels there are before the text ends,
+    which whoever records sets at each step; None if it may be any number.
     """
 
     rules: tuple[Growth, ...]
@@ -116,15 +126,17 @@ class Together(Growth):
         """The nodes whose children some rule still lacks: first with levels without end, then with few."""
         wanted = self._lacking(tree, scores, len(tree))
         if not wanted:
-            levels_left = range(1, max(tree.depth_list) + 1) if self.left is None else (self.left,)
+            deepest = max(tree.depth_list)
+            levels_left = range(1, deepest + 1) if self.left is None else [self.left]
             for levels in levels_left:
                 wanted |= self._lacking(tree, scores, levels)
-        return [(node, self.k) for node in sorted(wanted) if not tree.children[node]]
+        unexpanded = [node for node in sorted(wanted) if not tree.children[node]]
+        return [(node, self.k) for node in unexpanded]
 
-    def _lacking(self, tree: TokenTree, scores: np.ndarray, cap: int) -> set[int]:
-        """The nodes whose children any of the rules still needs if its trees have up to cap levels."""
+    def _lacking(self, tree: TokenTree, scores: np.ndarray, max_depth: int) -> set[int]:
+        """The nodes whose children any of the rules still needs if its trees have up to max_depth levels."""
         nodes: set[int] = set()
         for rule in self.rules:
-            *_, last = _moments(tree, scores, rule, cap)
+            *_, last = _moments(tree, scores, rule, max_depth)
             nodes.update(last.lacking)
         return nodes

@@ -22,16 +22,22 @@ def salf(draft: LanguageModel, N: int, B: int, th: float) -> dict[Path, float]:
     G = {(): 1.0}  # 1: up to N nodes of high probability
     Q = [(-1.0, 0, ())]  # 2: open nodes, likeliest first; shorter paths first among equals
     while True:  # 3
-        D = [heapq.heappop(Q) for _ in range(min(B, len(Q)))]  # 4–7, 9
-        G |= {path: -pr for pr, _, path in D}  # 8
-        G = dict(sorted(G.items(), key=lambda item: (-item[1], len(item[0])))[:N])  # 1: G holds N at most
+        D = {}
+        for _ in range(min(B, len(Q))):  # 4–7, 9
+            minus_pr, _, path = heapq.heappop(Q)
+            D[path] = -minus_pr
+        G |= D  # 8
+        likeliest = sorted(G, key=lambda path: (-G[path], len(path)))
+        G = {path: G[path] for path in likeliest[:N]}  # 1: G holds N at most
         epsilon = min(G.values()) if len(G) == N else 0.0  # 10, 11
-        D = [(-pr, path) for pr, _, path in D if -pr > epsilon]  # 12
-        if not D or sum(pr for pr, _ in D) < th:  # 13: stopping at low further gains
+        D = {path: pr for path, pr in D.items() if pr > epsilon}  # 12
+        S = sum(D.values())  # 13
+        if not D or th > S:  # 13: stopping at low further gains
             return G
-        for pr, path in D:  # 14; the paper feeds them to the draft in one batch
+        for path, pr in D.items():  # 14; the paper feeds them to the draft in one batch
             for v, p in enumerate(draft(path).tolist()):  # 15–18
-                heapq.heappush(Q, (-(pr * p), len(path) + 1, (*path, v)))  # 19, 20
+                child = (*path, v)
+                heapq.heappush(Q, (-(pr * p), len(child), child))  # 19, 20
         Q = heapq.nsmallest(N, Q)  # 20: Q discards low entries beyond N
 
 
@@ -41,8 +47,11 @@ def draft_tree(draft: LanguageModel, D: int, B: int, tau: float, N_max: int) -> 
     Line 17 compares the path's log-probability with log τ; here both are probabilities. Lines 1 to 7, one iteration
     around these two functions, are the loop's (``decode.steps``): it gathers the cache where line 6 rebuilds it.
     """
-    u_0 = (int(draft(()).argmax()),)  # 9: the top token stands alone below the prefix
-    T, probability, active = [u_0], {u_0: float(draft(()).max())}, [u_0]  # 9, 10
+    first = draft(())  # 9
+    u_0 = (int(first.argmax()),)  # 9: the top token stands alone below the prefix
+    T = [u_0]  # 9
+    probability = {u_0: float(first.max())}
+    active = [u_0]  # 10
     for _ in range(D):  # 11
         if not active or len(T) >= N_max:  # 12
             break
@@ -51,7 +60,7 @@ def draft_tree(draft: LanguageModel, D: int, B: int, tau: float, N_max: int) -> 
             if probability[u] < tau:  # 17: prune branches of low probability
                 continue
             top = draft(u).topk(B)  # 20
-            for p, v in zip(top.values.tolist(), top.indices.tolist(), strict=True):  # 21
+            for v, p in zip(top.indices.tolist(), top.values.tolist(), strict=True):  # 21
                 if len(T) >= N_max:  # 22
                     break
                 child = (*u, v)
@@ -67,7 +76,8 @@ def select_commit(T: list[Path], y_hat: Callable[[Path], int]) -> Path:
 
     y_hat(path): the target's argmax after a path; y_hat(()) is what the paper calls first (line 33).
     """
-    nodes, path = set(T), ()
-    while (*path, y_hat(path)) in nodes:  # 34
+    nodes = set(T)
+    path = (y_hat(()),)  # 33: first
+    while path in nodes:  # 34
         path = (*path, y_hat(path))
-    return (*path, y_hat(path))  # 35–40: [first] alone if no path begins with it
+    return path  # 35–40: its last token is no node; [first] alone if no path begins with it

@@ -5,43 +5,80 @@ import pandas as pd
 
 
 def reliability(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> pd.DataFrame:
-    """Reliability diagram: per bin of confidence how many there are, their mean confidence and their share of hits.
+    """The table behind a reliability diagram: predictions in bins of similar confidence, and how often they were right.
 
-    confidence: (n,) in 0..1; hit: (n,) 0 or 1. equal: bins of equal "width" (Guo et al. 2017; EDD, Figure 3b) or of
-    equal "count" (equal confidences may part, in the order of the rows). Columns: bin, count, confidence, accuracy;
-    empty bins are left out. Raises ValueError on values outside 0..1, on lengths that differ and on other bins.
+    confidence: (n,) in 0..1; hit: (n,), 1 where the prediction was right and 0 where it was wrong. equal: bins of equal
+    "width" (Guo et al. 2017; EDD, Figure 3b) or of equal "count" (equal confidences may part, in the order of the
+    rows). Columns: bin, count, confidence (the bin's mean) and accuracy (its share of hits); empty bins are left out.
+    Raises ValueError on values outside 0..1, on lengths that differ and on other kinds of bins.
+
+    Example: reliability([0.1, 0.3, 0.8, 0.9, 1.0], [0, 1, 1, 0, 1], bins=2). Two confidences lie below .5: bin 0 has
+    count 2, confidence .2 and accuracy .5. Three do not: bin 1 has count 3, confidence .9 and accuracy .667.
     """
-    confidence, hit = np.asarray(confidence, float), np.asarray(hit, float)
-    if confidence.shape != hit.shape or not len(hit):
+    confidence = np.asarray(confidence, float)
+    hit = np.asarray(hit, float)
+    if confidence.shape != hit.shape or len(hit) == 0:
         raise ValueError(f"confidence and hit must be of one length above 0, got {len(confidence)} and {len(hit)}")
-    if not ((confidence >= 0) & (confidence <= 1 + 1e-9)).all() or not np.isin(hit, (0, 1)).all():
-        raise ValueError("confidence must lie in 0..1, and hit be 0 or 1")
+    inside = (confidence >= 0) & (confidence <= 1 + 1e-9)  # a softmax may sum to a little more than 1
+    if not inside.all():
+        raise ValueError(f"confidence must lie in 0..1, got {confidence[~inside][0]}")
+    zero_or_one = np.isin(hit, (0, 1))
+    if not zero_or_one.all():
+        raise ValueError(f"hit must be 0 or 1, got {hit[~zero_or_one][0]}")
+
     if equal == "width":
-        place = _by_width(confidence, bins)
+        bin_of_each = _bins_of_equal_width(confidence, bins)
     elif equal == "count":
-        place = np.argsort(np.argsort(confidence, kind="stable"), kind="stable") * bins // len(confidence)
+        bin_of_each = _bins_of_equal_count(confidence, bins)
     else:
         raise ValueError(f"equal must be 'width' or 'count', got {equal!r}")
-    rows = pd.DataFrame({"bin": place, "confidence": confidence, "accuracy": hit}).groupby("bin")
-    return rows.mean().assign(count=rows.size()).reset_index()[["bin", "count", "confidence", "accuracy"]]
+
+    predictions = pd.DataFrame({"bin": bin_of_each, "confidence": confidence, "accuracy": hit})
+    by_bin = predictions.groupby("bin")
+    diagram = by_bin.mean()  # the mean of hits is the accuracy
+    diagram["count"] = by_bin.size()
+    return diagram.reset_index()[["bin", "count", "confidence", "accuracy"]]
 
 
 def ece(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> float:
-    """Expected calibration error, Σ share · |accuracy − mean confidence| over the bins of ``reliability``."""
+    """Expected calibration error, Σ share · |accuracy − mean confidence| over the bins of ``reliability``.
+
+    Example: of the five predictions in the example there, 2/5 are in a bin with .2 and .5, and 3/5 in one with .9 and
+    .667, so the error is 2/5 · .3 + 3/5 · .233 = .26.
+    """
     table = reliability(confidence, hit, bins=bins, equal=equal)
-    return float(np.average((table["accuracy"] - table["confidence"]).abs(), weights=table["count"]))
+    gap = (table["accuracy"] - table["confidence"]).abs()
+    return float(np.average(gap, weights=table["count"]))
 
 
 def calibrated_ece(confidence: np.ndarray, *, share: float = 0.95, draws: int = 200, seed: int = 0) -> float:
-    """What the ECE of a perfectly calibrated draft stays below in such a share of samples as large as this one.
+    """The ECE, in ten bins of equal width, that a perfectly calibrated draft stays below in such a share of samples.
 
-    Drawn: at each of the confidences (n,) it is right as often as it says.
+    A finite sample of such a draft has an error, too. So samples as large as this one are drawn, in which the draft is
+    right as often as each of its confidences (n,) says, and their errors are sorted.
+
+    Example: one prediction of confidence .5 is off by .5, right or wrong, so calibrated_ece([0.5]) is .5.
     """
     confidence = np.asarray(confidence, float)
-    gap = (np.random.default_rng(seed).random((draws, len(confidence))) < confidence) - confidence  # (draws, n)
-    sums = gap @ (_by_width(confidence, 10)[:, None] == np.arange(10))  # (draws, bins)
-    return float(np.quantile(np.abs(sums).sum(1) / len(confidence), share))
+    bins = 10
+    rng = np.random.default_rng(seed)
+    hits = rng.random((draws, len(confidence))) < confidence  # (draws, n) bool
+    surplus = hits - confidence  # (draws, n): what each prediction adds to the hits above those promised
+    is_in_bin = _bins_of_equal_width(confidence, bins)[:, None] == np.arange(bins)  # (n, bins) bool
+    surplus_of_bin = surplus @ is_in_bin  # (draws, bins)
+    # A bin's share of n, times the gap between its two means, is the gap between its two sums over n.
+    errors = np.abs(surplus_of_bin).sum(1) / len(confidence)  # (draws,)
+    return float(np.quantile(errors, share))
 
 
-def _by_width(confidence: np.ndarray, bins: int) -> np.ndarray:
+def _bins_of_equal_width(confidence: np.ndarray, bins: int) -> np.ndarray:
+    """(n,) the bin that each confidence lies in. Of four, .3 lies in bin 1 (.25 to .5) and 1 in the last, bin 3."""
     return np.minimum(confidence * bins, bins - 1).astype(int)
+
+
+def _bins_of_equal_count(confidence: np.ndarray, bins: int) -> np.ndarray:
+    """(n,) the bin of each confidence by its rank among all. .9, .1, .5, .7 have the ranks 3, 0, 1, 2: of two bins the
+    first one takes the ranks 0 and 1, so their bins are 1, 0, 0, 1."""
+    by_confidence = np.argsort(confidence, kind="stable")
+    rank = np.argsort(by_confidence, kind="stable")
+    return rank * bins // len(confidence)

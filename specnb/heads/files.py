@@ -26,43 +26,57 @@ def fingerprint(model: PreTrainedModel) -> str:
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
-        rows = weight.detach()[:: max(1, len(weight) // 64)].to("cpu", torch.bfloat16).contiguous()
-        digest.update(name.encode() + rows.view(torch.uint8).numpy().tobytes())
+        step = max(1, len(weight) // 64)
+        rows = weight.detach()[::step].to("cpu", torch.bfloat16).contiguous()
+        digest.update(name.encode())
+        digest.update(rows.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 def hashes(names: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
-    """SHA-256 of trained heads' weights: what recordings say of them. ValueError if one is missing.
-
-    A heat ("edd@1.3") is none of the file's name.
-    """
-    return {name: files.sha256(_files(path(name.partition("@")[0], folder))[0]) for name in sorted(set(names))}
+    """SHA-256 of trained heads' weights, by name: what recordings say of them. ValueError if one is missing."""
+    digests = {}
+    for name in sorted(set(names)):
+        weights, _ = _weights_and_card(path(name, folder))
+        digests[name] = files.sha256(weights)
+    return digests
 
 
 def path(name: str | Path, folder: Path = FOLDER) -> Path:
     """Where a head lies, without suffix: a bare name in a folder, a name with a slash in it, or a Path, as given."""
-    return Path(name) if isinstance(name, Path) or "/" in name else folder / name
+    if isinstance(name, Path) or "/" in name:
+        return Path(name)
+    return folder / name
 
 
-def _files(path: Path) -> tuple[Path, Path]:
-    """Weights and card of a trained head; ValueError naming the heads that are there, if they are not.
+def _weights_and_card(stem: Path) -> tuple[Path, Path]:
+    """The two files of a trained head; ValueError naming the heads that are there, if one of the two is not.
 
     FileNotFoundError for a head of the repository, where specnb is installed without it.
     """
-    files.in_checkout(path)
-    weights, card = path.with_suffix(".safetensors"), path.with_suffix(".json")
+    files.in_checkout(stem)
+    weights = stem.with_suffix(".safetensors")
+    card = stem.with_suffix(".json")
     if not weights.exists() or not card.exists():
-        known = sorted(p.stem for p in path.parent.glob("*.safetensors"))
-        raise ValueError(f"no trained head {path.name!r} in {path.parent}: known are {', '.join(known) or 'none'}")
+        known = sorted(file.stem for file in stem.parent.glob("*.safetensors"))
+        names = ", ".join(known) or "none"
+        raise ValueError(f"no trained head {stem.name!r} in {stem.parent}: known are {names}")
     return weights, card
 
 
-def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, path: Path) -> None:
-    """Write PATH.safetensors (bf16) and its card PATH.json; on a full disk an earlier pair stays as it was."""
-    tensors = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in head.state_dict().items()}
-    data = save_tensors({**tensors, "ids": ids.to("cpu", torch.int32)})
-    card = {**card, "spec": asdict(spec), "sha256": hashlib.sha256(data).hexdigest()}
-    files.write_all({path.with_suffix(".safetensors"): data, path.with_suffix(".json"): files.to_json(card)})
+def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, stem: Path) -> None:
+    """Write STEM.safetensors (bf16) and its card STEM.json; on a full disk an earlier pair stays as it was.
+
+    ids: (V_d,) the reduced vocabulary that the head predicts, kept beside its weights as int32. card: what else is to
+    be said of the head; its spec and the weights' SHA-256 are added.
+    """
+    tensors = {}
+    for name, weight in head.state_dict().items():
+        tensors[name] = weight.detach().to("cpu", torch.bfloat16).contiguous()
+    tensors["ids"] = ids.to("cpu", torch.int32)
+    weights = save_tensors(tensors)
+    card = {**card, "spec": asdict(spec), "sha256": hashlib.sha256(weights).hexdigest()}
+    files.write_all({stem.with_suffix(".safetensors"): weights, stem.with_suffix(".json"): files.to_json(card)})
 
 
 def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Frozen]:
@@ -71,19 +85,36 @@ def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Fro
     Raises ValueError if the file is missing, damaged or truncated, or was trained for another target. A target in
     float16, whose weights are rounded otherwise, is taken unchecked: a wrong head would draft badly, nothing else.
     """
-    weights, card = _files(path(name))
-    facts, data = json.loads(card.read_text(encoding="utf-8")), weights.read_bytes()
-    if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-        raise ValueError(f"{weights} is truncated or damaged (SHA-256 is not the card's): restore or train it again")
-    if model.dtype != torch.float16 and facts["target"] != fingerprint(model):
+    weights_file, card_file = _weights_and_card(path(name))
+    card = json.loads(card_file.read_text(encoding="utf-8"))
+    weights = weights_file.read_bytes()
+    if hashlib.sha256(weights).hexdigest() != card["sha256"]:
         raise ValueError(
-            f"{weights.name} was trained for a target with fingerprint {facts['target']}, this one has "
-            f"{fingerprint(model)}: train one for it, `python -m training train NAME --pair FOLDER_OR_NAME`"
+            f"{weights_file} is truncated or damaged (SHA-256 is not the card's): restore or train it again"
         )
-    tensors = load_tensors(data)
+    if model.dtype != torch.float16:
+        _check_target(weights_file, card["target"], fingerprint(model))
+
+    tensors = load_tensors(weights)
     ids = tensors.pop("ids").long()
-    given = {"fused": (), **facts["spec"]}  # heads of the first generations do not say it
-    spec = Spec(**{f.name: given[f.name] for f in fields(Spec)} | {"fused": tuple(given["fused"])})
+    spec = _spec_of(card)
     head = MODULES[spec.kind](spec)
     head.load_state_dict(tensors)
-    return exact_rotation(head.to(model.device, model.dtype)).eval(), spec, Frozen.of(model, ids)
+    head = exact_rotation(head.to(model.device, model.dtype))
+    return head.eval(), spec, Frozen.of(model, ids)
+
+
+def _check_target(weights_file: Path, trained_for: str, this_one: str) -> None:
+    """ValueError if a head was trained for a target with another fingerprint."""
+    if trained_for != this_one:
+        raise ValueError(
+            f"{weights_file.name} was trained for a target with fingerprint {trained_for}, this one has "
+            f"{this_one}: train one for it, `python -m training train NAME --pair FOLDER_OR_NAME`"
+        )
+
+
+def _spec_of(card: dict) -> Spec:
+    """The spec that a card holds; cards of the first generations do not say ``fused``, as no head had it."""
+    settings = {"fused": (), **card["spec"]}
+    settings["fused"] = tuple(settings["fused"])  # JSON has lists only
+    return Spec(**{field.name: settings[field.name] for field in fields(Spec)})

@@ -5,6 +5,7 @@ Heads reuse the target's embedding, final norm and output rows (``Frozen``), and
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,16 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from specnb.cache import ARGUMENT
 
+# A head's inner width as a share of the target's, by kind: see Spec.like; all of it for the others
+MLP_SHARE = {"vdm": Fraction(1, 2), "eagle3": Fraction(2, 3)}
+
 
 @dataclass(frozen=True)
 class Spec:
     """What a head is made of. kind: vdm, medusa, eagle, eagle3 or edd; hidden_layer: the target's state it reads.
 
-    hidden_layer counts from the end as in transformers' hidden_states: -1 is the last, after the final norm.
+    width: of the target's states; mlp: inner width of the head's MLP; theta: base of the rotary angles; epsilon: of the
+    norms. hidden_layer counts from the end as in transformers' hidden_states: -1 is the last, after the final norm.
     count: number of decoder layers (vdm) or of heads (medusa). fused: the states that an eagle3 reads, instead of one.
     """
 
@@ -40,7 +45,9 @@ class Spec:
     @property
     def layers(self) -> tuple[int, ...]:
         """The target's states it reads."""
-        return self.fused if self.hidden_layer is None else (self.hidden_layer,)
+        if self.hidden_layer is None:
+            return self.fused
+        return (self.hidden_layer,)
 
     @classmethod
     def like(cls, model: PreTrainedModel, kind: str, **reads) -> "Spec":
@@ -51,41 +58,52 @@ class Spec:
         two of them are no larger than another head, and an eagle3, whose layer reads two states, two thirds of it.
         """
         config = model.config.get_text_config()
-        heads, inner = config.num_attention_heads, getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
-        keys, width = (getattr(config, name, None) for name in ("num_key_value_heads", "head_dim"))
-        keys = heads if kind == "edd" else keys
-        theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)
+        width = config.hidden_size
+        attention_heads = config.num_attention_heads
+        key_heads = attention_heads
+        if kind != "edd":
+            key_heads = getattr(config, "num_key_value_heads", None) or attention_heads
+        head_width = getattr(config, "head_dim", None) or width // attention_heads
+        inner_width = getattr(config, "intermediate_size", None) or 4 * width
+        rotation = getattr(config, "rope_parameters", None) or {}
         return cls(
             kind,
-            width=config.hidden_size,
-            attention_heads=heads,
-            key_heads=keys or heads,
-            head_width=width or config.hidden_size // heads,
-            mlp=inner * {"vdm": 3, "eagle3": 4}.get(kind, 6) // 6,
-            theta=float(theta),
+            width=width,
+            attention_heads=attention_heads,
+            key_heads=key_heads,
+            head_width=head_width,
+            mlp=int(inner_width * MLP_SHARE.get(kind, 1)),
+            theta=float(rotation.get("rope_theta", 10_000.0)),
             epsilon=getattr(config, "rms_norm_eps", 1e-5),
             **reads,
         )
 
 
-JOINED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}  # products of the same rows
+# Products that take the same rows, and under which name ``Layer.join`` makes one of them
+JOINED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
 
 
 class Layer(nn.Module):
     """One Llama decoder layer, opened up: keys and values come out, and go in as the caller has arranged them.
 
-    parts: how many vectors side by side a row consists of, of which the last is what the layer adds to.
+    So the caller decides what a row attends to: ``project`` makes queries, keys and values, the caller puts keys of
+    earlier rows before the new ones, and ``forward`` attends. parts: how many vectors side by side a row consists of,
+    of which the last is what the layer adds to.
     """
 
     def __init__(self, spec: Spec, input_norm: nn.Module | None = None, parts: int = 1):
         super().__init__()
+        if input_norm is None:
+            input_norm = LlamaRMSNorm(spec.width, spec.epsilon)
         self.spec = spec
-        queries, keys = spec.attention_heads * spec.head_width, spec.key_heads * spec.head_width
-        self.input_layernorm = input_norm or LlamaRMSNorm(spec.width, spec.epsilon)
-        self.q_proj = nn.Linear(parts * spec.width, queries, bias=False)
-        self.k_proj = nn.Linear(parts * spec.width, keys, bias=False)
-        self.v_proj = nn.Linear(parts * spec.width, keys, bias=False)
-        self.o_proj = nn.Linear(queries, spec.width, bias=False)
+        self.row_width = parts * spec.width
+        query_width = spec.attention_heads * spec.head_width
+        key_width = spec.key_heads * spec.head_width
+        self.input_layernorm = input_norm
+        self.q_proj = nn.Linear(self.row_width, query_width, bias=False)
+        self.k_proj = nn.Linear(self.row_width, key_width, bias=False)
+        self.v_proj = nn.Linear(self.row_width, key_width, bias=False)
+        self.o_proj = nn.Linear(query_width, spec.width, bias=False)
         self.post_attention_layernorm = LlamaRMSNorm(spec.width, spec.epsilon)
         self.gate_proj = nn.Linear(spec.width, spec.mlp, bias=False)
         self.up_proj = nn.Linear(spec.width, spec.mlp, bias=False)
@@ -95,47 +113,59 @@ class Layer(nn.Module):
         """x: (B, n, parts · width), positions: (n,) or (B, n) → queries (B, attention_heads, n, head_width), and keys
         and values, (B, key_heads, n, head_width) each."""
         query, key, value = self._products("qkv", self.input_layernorm(x))
-        turned = self._rotate(self._split(torch.cat([query, key], -1)), positions)
-        return *turned.split((self.spec.attention_heads, self.spec.key_heads), 1), self._split(value)
+        query_and_key = self._split(torch.cat([query, key], -1))  # side by side: both are turned alike
+        turned = self._rotate(query_and_key, positions)
+        queries, keys = turned.split((self.spec.attention_heads, self.spec.key_heads), 1)
+        return queries, keys, self._split(value)
 
     def forward(self, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Rows x and their queries, as above, attend to (B, key_heads, m, head_width) keys; (B, n, width).
 
         mask: broadcastable to (B, heads, n, m), bool (True where a query may look) or additive; None is causal, n = m.
         """
-        seen = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-        )
-        x = x[..., -self.spec.width :] + self.o_proj(seen.transpose(1, 2).flatten(2))
-        inner = self.post_attention_layernorm(x)
-        gate, up = self._products("gate_up", inner)
+        )  # (B, heads, n, head_width)
+        attended = attended.transpose(1, 2).flatten(2)
+        x = x[..., -self.spec.width :] + self.o_proj(attended)
+        gate, up = self._products("gate_up", self.post_attention_layernorm(x))
         return x + self.down_proj(F.silu(gate) * up)
 
     def _products(self, name: str, x: Tensor) -> Sequence[Tensor]:
-        if joint := getattr(self, name, None):
+        """The products of x that JOINED lists under this name, by one Linear layer if they have been joined."""
+        joint = getattr(self, name, None)
+        if joint is not None:
             return joint(x).split(self.widths[name], -1)
         return [getattr(self, part)(x) for part in JOINED[name]]
 
     def join(self) -> None:
         """Make products of the same rows one, in place, for inference: small ones take longer than a large one."""
-        self.widths = {}
+        self.widths: dict[str, list[int]] = {}
         for name, parts in JOINED.items():
             weights = [getattr(self, part).weight for part in parts]
             self.widths[name] = [len(weight) for weight in weights]
-            setattr(self, name, product(torch.cat(weights)))
+            setattr(self, name, frozen_linear(torch.cat(weights)))
             for part in parts:
                 delattr(self, part)
 
     def _split(self, x: Tensor) -> Tensor:
+        """(B, n, heads · head_width) → (B, heads, n, head_width)."""
         return x.unflatten(-1, (-1, self.spec.head_width)).transpose(1, 2)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotary embedding, the two halves of a head turned against each other as in Llama."""
-        half = torch.arange(0, self.spec.head_width, 2, device=x.device) / self.spec.head_width
-        angle = positions[..., None, :, None] / self.spec.theta**half  # (1, n, half) or (B, 1, n, half), float32
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        """Rotary embedding of (B, heads, n, head_width): entry i of a head's first half is turned with entry i of its
+        second, by position / theta^(2 i / head_width) radians, as in Llama.
+
+        Example: with a head_width of 2 there is one pair, turned by one radian a position, so (1, 0) at position 3
+        becomes (cos 3, sin 3).
+        """
+        width = self.spec.head_width
+        exponents = torch.arange(0, width, 2, device=x.device) / width  # (width / 2,)
+        angles = positions[..., None, :, None] / self.spec.theta**exponents  # (1 or B, 1, n, width / 2), float32
+        cos = angles.cos().to(x.dtype)
+        sin = angles.sin().to(x.dtype)
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 class Eagle(nn.Module):
@@ -184,7 +214,8 @@ class Halves(nn.Module):
 
     def __init__(self, spec: Spec):
         super().__init__()
-        self.token, self.feature = (LlamaRMSNorm(spec.width, spec.epsilon) for _ in range(2))
+        self.token = LlamaRMSNorm(spec.width, spec.epsilon)
+        self.feature = LlamaRMSNorm(spec.width, spec.epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
         token, feature = x.chunk(2, -1)
@@ -210,7 +241,8 @@ class Medusa(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(..., width) last states → (..., count, width) states for the shared output rows."""
-        return torch.stack([features + F.silu(block(features)) for block in self.blocks], -2)
+        states = [features + F.silu(block(features)) for block in self.blocks]
+        return torch.stack(states, -2)
 
 
 class Vdm(nn.Module):
@@ -218,12 +250,14 @@ class Vdm(nn.Module):
 
     def __init__(self, spec: Spec):
         super().__init__()
-        self.model = LlamaModel(self.config(spec, vocabulary=1, bos_token_id=None, eos_token_id=None))
+        config = self.config(spec, vocabulary=1, bos_token_id=None, eos_token_id=None)
+        self.model = LlamaModel(config)
         self.model.embed_tokens = None  # embedded tokens come from the target
         self.model.norm = nn.Identity()
 
     @staticmethod
     def config(spec: Spec, vocabulary: int, **options) -> LlamaConfig:
+        """The configuration of a Llama of these sizes; options: more of LlamaConfig's settings."""
         return LlamaConfig(
             vocab_size=vocabulary,
             hidden_size=spec.width,
@@ -254,21 +288,36 @@ class Frozen:
 
     @classmethod
     def of(cls, model: PreTrainedModel, ids: Tensor) -> "Frozen":
-        if getattr(last := model.get_output_embeddings(), "bias", None) is not None:
+        """What a head over these token ids borrows of this target.
+
+        Raises ValueError on a target whose output matrix has a bias, and on ids that do not rise or are none of its.
+        """
+        output_layer = model.get_output_embeddings()
+        if getattr(output_layer, "bias", None) is not None:
             raise ValueError(f"the output matrix of {type(model).__name__} has a bias, which heads leave out")
-        output = last.weight.detach()
-        if len(ids) == 0 or (ids.diff() <= 0).any() or not 0 <= int(ids[0]) <= int(ids[-1]) < len(output):
+        output = output_layer.weight.detach()  # (V, width)
+        if not _rises_within(ids, len(output)):
             raise ValueError(f"a reduced vocabulary is rising token ids below {len(output)}, got {ids[:3].tolist()}…")
         ids = ids.to(output.device)
-        return cls(model.get_input_embeddings().weight.detach(), final_norm(model), ids, output[ids].contiguous())
+        embedding = model.get_input_embeddings().weight.detach()
+        return cls(embedding, final_norm(model), ids, rows=output[ids].contiguous())
 
     def before_rows(self, kind: str) -> nn.Module:
         """What states of a one-layer head of this kind pass before the output rows."""
-        return self.norm if kind in ("eagle3", "edd") else nn.Identity()
+        if kind in ("eagle3", "edd"):
+            return self.norm
+        return nn.Identity()  # an eagle predicts features behind the norm
 
 
-def product(rows: Tensor) -> nn.Linear:
-    """(m, width) rows, such as the target's output rows of a reduced vocabulary, as a layer that is not trained."""
+def _rises_within(ids: Tensor, size: int) -> bool:
+    """Whether token ids (n,) are rising numbers of 0..size-1, at least one."""
+    if len(ids) == 0 or (ids.diff() <= 0).any():
+        return False
+    return int(ids[0]) >= 0 and int(ids[-1]) < size
+
+
+def frozen_linear(rows: Tensor) -> nn.Linear:
+    """A Linear layer that is not trained, made of its weight: (m, width), such as the target's output rows."""
     layer = nn.Linear(1, 1, bias=False)
     layer.weight = nn.Parameter(rows.detach(), requires_grad=False)
     return layer
@@ -279,19 +328,27 @@ class HeadModel(nn.Module):
 
     def __init__(self, head: Eagle | Eagle3 | Edd, frozen: Frozen):
         super().__init__()
-        self.head, self.output = head, product(frozen.rows)
-        self.norm = (frozen.before_rows(head.layer.spec.kind),)  # not a module of its own
+        self.head = head
+        self.output = frozen_linear(frozen.rows)
+        # In a tuple, where nn.Module does not see it: it is the target's module, not one of this model's own.
+        self.norm = (frozen.before_rows(head.layer.spec.kind),)
 
     def forward(
         self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None, logits_to_keep: int = 0,
         **others: Cache | bool,
     ) -> CausalLMOutput:  # fmt: skip
-        query, *own = self.head.layer.project(inputs_embeds, position_ids)
-        out = self.head.layer(inputs_embeds, query, *others[ARGUMENT].update(*own, 0), attention_mask)
-        return CausalLMOutput(logits=self.output(self.norm[0](out[:, -logits_to_keep:])), hidden_states=(out,))
+        """Logits (1, m, V_d) of the last logits_to_keep rows, 0: of all, and the states (1, n, width) of all rows."""
+        layer = self.head.layer
+        cache = others[ARGUMENT]
+        query, new_keys, new_values = layer.project(inputs_embeds, position_ids)
+        keys, values = cache.update(new_keys, new_values, 0)
+        states = layer(inputs_embeds, query, keys, values, attention_mask)
+        (norm,) = self.norm
+        logits = self.output(norm(states[:, -logits_to_keep:]))
+        return CausalLMOutput(logits=logits, hidden_states=(states,))
 
 
-FINAL_NORMS = "norm", "final_layer_norm", "final_layernorm", "ln_f", "layer_norm"
+FINAL_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "layer_norm")
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
@@ -307,11 +364,13 @@ class Scattered(nn.Module):
 
     def __init__(self, frozen: Frozen):
         super().__init__()
-        self.ids, self.size = frozen.ids, len(frozen.embedding)
+        self.ids = frozen.ids
+        self.size = len(frozen.embedding)
 
     def forward(self, logits: Tensor) -> Tensor:
         """(…, V_d) → (…, V)."""
-        return logits.new_full((*logits.shape[:-1], self.size), -1e4).index_copy_(-1, self.ids, logits)
+        whole = logits.new_full((*logits.shape[:-1], self.size), -1e4)
+        return whole.index_copy_(-1, self.ids, logits)
 
 
 def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False) -> LlamaForCausalLM:
@@ -321,16 +380,20 @@ def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False
     id.
     """
     model = LlamaForCausalLM(Vdm.config(spec, len(frozen.embedding)))
-    model.model.layers, model.model.norm = head.model.layers, frozen.norm
+    model.model.layers = head.model.layers
+    model.model.norm = frozen.norm
     model.model.embed_tokens.weight = nn.Parameter(frozen.embedding, requires_grad=False)
-    rows = product(frozen.rows)
-    model.lm_head = rows if reduced else nn.Sequential(rows, Scattered(frozen))
-    return exact_rotation(model.to(frozen.rows)).eval()
+    model.lm_head = frozen_linear(frozen.rows)
+    if not reduced:
+        model.lm_head = nn.Sequential(model.lm_head, Scattered(frozen))
+    model = model.to(frozen.rows)  # to their dtype and device
+    return exact_rotation(model).eval()
 
 
 def exact_rotation(model: nn.Module) -> nn.Module:
     """Put the rotary frequencies of transformers' modules back to float32: ``.to(bf16)`` rounds them, ruinously."""
     for module in model.modules():
         if isinstance(module, LlamaRotaryEmbedding):
-            module.inv_freq = LlamaRotaryEmbedding(module.config).inv_freq.to(module.inv_freq.device)
+            exact = LlamaRotaryEmbedding(module.config).inv_freq
+            module.inv_freq = exact.to(module.inv_freq.device)
     return model

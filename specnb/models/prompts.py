@@ -22,8 +22,10 @@ def humaneval() -> pd.DataFrame:
     """HumanEval's 164 function headers (Chen et al. 2021), asked for as a completion."""
     with gzip.open(files.fetch(files.HUMANEVAL), "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    text = [f"Complete this Python function:\n\n```python\n{row['prompt'].strip()}\n```" for row in rows]
-    return pd.DataFrame({"task": "humaneval", "id": [row["task_id"] for row in rows], "text": text})
+    ids = [row["task_id"] for row in rows]
+    headers = [row["prompt"].strip() for row in rows]
+    texts = [f"Complete this Python function:\n\n```python\n{header}\n```" for header in headers]
+    return pd.DataFrame({"task": "humaneval", "id": ids, "text": texts})
 
 
 def gsm100() -> pd.DataFrame:
@@ -34,8 +36,8 @@ def gsm100() -> pd.DataFrame:
 
 def dynatree() -> pd.DataFrame:
     """The one prompt, "paper", that stands for DynaTree's: its sweep asked for such an explanation."""
-    text = "Write a detailed technical explanation of how a computer's memory works, from registers to disks."
-    return pd.DataFrame({"task": ["dynatree"], "id": ["paper"], "text": [text]})
+    prompt = "Write a detailed technical explanation of how a computer's memory works, from registers to disks."
+    return pd.DataFrame({"task": ["dynatree"], "id": ["paper"], "text": [prompt]})
 
 
 def text(prompt: str) -> str:
@@ -60,20 +62,34 @@ def load(name: str) -> pd.DataFrame:
 def chosen(name: str) -> list[str]:
     """Ids of prompts: all of a set for "own", the first four of each task for "own:4", its fifth to tenth for
     "own:5-10", of one domain for "translation:4", or the id itself. ValueError on anything else."""
-    kind, colon, count = name.partition(":")
-    first, dash, last = count.rpartition("-")
-    known = last.isdecimal() and (first.isdecimal() or not dash) and 1 <= int(first or 1) <= int(last)
-    if colon and not known:
-        raise ValueError(f"{name!r}: behind the colon stands how many prompts, 4 or 5-10, from 1 on")
-    if kind not in (*SETS, *DOMAINS):
+    group, colon, numbers = name.partition(":")
+    first, last = _first_and_last(name, numbers) if colon else (1, None)
+    if group in SETS:
+        table = load(group)
+    elif group in DOMAINS:
+        table = own()
+        table = table[table["task"] == group]
+    else:
         text(name)  # ValueError if there is no such prompt
         return [name]
-    rows = load(kind) if kind in SETS else own().query("task == @kind")
-    begin, end = int(first or 1) - 1, int(last) if colon else None
-    return rows.groupby("task", sort=False, group_keys=False).nth[begin:end]["id"].tolist()
+    by_task = table.groupby("task", sort=False, group_keys=False)
+    return by_task.nth[first - 1 : last]["id"].tolist()
+
+
+def _first_and_last(name: str, numbers: str) -> tuple[int, int]:
+    """Which prompts of a task are meant, counted from 1: "4" is (1, 4), "5-10" is (5, 10); ValueError on others."""
+    first, dash, last = numbers.rpartition("-")
+    if not dash:
+        first = "1"
+    if first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
+        return int(first), int(last)
+    raise ValueError(f"{name!r}: behind the colon stands how many prompts, 4 or 5-10, from 1 on")
 
 
 def domains(ids: Iterable[str]) -> list[str]:
-    """The domain or set of each prompt, by its id: conversation, …, HumanEval, GSM-100."""
-    first = [re.split("[-/]", name)[0] for name in ids]
-    return ["GSM-100" if name == "gsm8k" else name for name in first]
+    """The domain or set of each prompt, by its id: conversation, …, HumanEval, GSM-100.
+
+    Example: "rag-05" is of the domain rag, "HumanEval/7" of HumanEval.
+    """
+    beginnings = [re.split("[-/]", prompt)[0] for prompt in ids]
+    return ["GSM-100" if beginning == "gsm8k" else beginning for beginning in beginnings]

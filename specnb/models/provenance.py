@@ -13,7 +13,7 @@ import torch
 
 from specnb.models import files, packing
 
-CPU = Path("/proc/cpuinfo")  # Linux; elsewhere the standard library's word for it
+CPU = Path("/proc/cpuinfo")  # in Linux; elsewhere platform.processor() names it
 
 
 def command(module: str) -> str:
@@ -23,26 +23,35 @@ def command(module: str) -> str:
 
 def processor() -> str:
     """The CPU's name, the instructions that torch uses on it, and whether it has matrix kernels for bfloat16."""
-    names = re.findall(r"model name\s*: (.+)", CPU.read_text()) if CPU.exists() else []
-    kernels = f"{torch.backends.cpu.get_cpu_capability()} {'with' if packing.possible() else 'without'} bfloat16"
-    return f"{names[0] if names else platform.processor()}, {kernels}"
+    name = platform.processor()
+    if CPU.exists():
+        listed = re.findall(r"model name\s*: (.+)", CPU.read_text())  # once for each core
+        name = listed[0] if listed else name
+    instructions = torch.backends.cpu.get_cpu_capability()
+    with_or_without = "with" if packing.possible() else "without"
+    return f"{name}, {instructions} {with_or_without} bfloat16"
 
 
-def facts(command: str) -> dict[str, str]:
+def facts(command_line: str) -> dict[str, str]:
     """Where a recorded number comes from: device, processor, versions, command, date."""
-    cuda = torch.cuda.is_available()
+    device = f"cpu, {torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
     return {
-        "device": torch.cuda.get_device_name() if cuda else f"cpu, {torch.get_num_threads()} threads",
+        "device": device,
         "machine": platform.machine(),
         "processor": processor(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("specnb", "torch", "transformers")},
-        "command": command,
+        "specnb": version("specnb"),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "command": command_line,
         "date": date.today().isoformat(),
     }
 
 
-def write_table(out: str | Path, table: pd.DataFrame, command: str, **more) -> None:
+def write_table(out: str | Path, table: pd.DataFrame, command_line: str, **more) -> None:
     """Write OUT.csv, and OUT.json with the provenance and more facts: both or neither."""
-    origin = files.to_json({**facts(command), **more})
-    files.write_all({f"{out}.csv": table.to_csv(index=False, float_format="%.5g"), f"{out}.json": origin})
+    numbers = table.to_csv(index=False, float_format="%.5g")
+    origin = files.to_json({**facts(command_line), **more})
+    files.write_all({f"{out}.csv": numbers, f"{out}.json": origin})

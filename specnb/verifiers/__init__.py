@@ -13,5 +13,13 @@ from specnb.verifiers.bottom_up import block, chances, traversal
 from specnb.verifiers.top_down import by_draw, greedy, one_hot, rrs, rrsw, sample_and_match, token_level
 
 BY_NAME: dict[str, Verifier] = {
-    f.__name__: f for f in (greedy, sample_and_match, one_hot, rrs, rrsw, token_level, by_draw, block, traversal)
+    "greedy": greedy,
+    "sample_and_match": sample_and_match,
+    "one_hot": one_hot,
+    "rrs": rrs,
+    "rrsw": rrsw,
+    "token_level": token_level,
+    "by_draw": by_draw,
+    "block": block,
+    "traversal": traversal,
 }

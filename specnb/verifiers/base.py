@@ -13,19 +13,34 @@ from specnb.tree import Draft, Drawn, Trial
 
 def check(draft: Draft, p: Tensor) -> None:
     """ValueError unless p has one row per node of the draft and a column for every drafted token."""
+    _check_rows(draft, p)
+    _check_vocabulary(draft, p)
+
+
+def _check_rows(draft: Draft, p: Tensor) -> None:
     n = len(draft.tree)
-    if p.dim() != 2 or len(p) not in (n, draft.candidate_rows) or not p.is_floating_point() or p.dtype.itemsize < 4:
-        short = f" or ({draft.candidate_rows}, V)" if draft.candidate_rows < n else ""
-        raise ValueError(f"p must be float32 or wider of shape ({n}, V){short}, got {p.dtype} {tuple(p.shape)}")
-    if (bad := max(draft.tree.token_list)) >= p.shape[1]:
-        raise ValueError(f"the draft holds token id {bad}, the target's vocabulary ends at {p.shape[1] - 1}")
-    if draft.ids is not None and int(draft.ids[-1]) >= p.shape[1]:
-        raise ValueError(f"the draft's ids reach {draft.ids[-1]}, the target's vocabulary ends at {p.shape[1] - 1}")
-    if draft.q is not None and draft.q.device != p.device:
+    enough = draft.candidate_rows  # auxiliary nodes behind the last candidate need no row
+    has_rows = p.dim() == 2 and len(p) in (n, enough)
+    is_precise = p.is_floating_point() and p.dtype.itemsize >= 4
+    if not (has_rows and is_precise):
+        or_short = f" or ({enough}, V)" if enough < n else ""
+        raise ValueError(f"p must be float32 or wider of shape ({n}, V){or_short}, got {p.dtype} {tuple(p.shape)}")
+
+
+def _check_vocabulary(draft: Draft, p: Tensor) -> None:
+    vocabulary = p.shape[1]
+    largest = max(draft.tree.token_list)
+    if largest >= vocabulary:
+        raise ValueError(f"the draft holds token id {largest}, the target's vocabulary ends at {vocabulary - 1}")
+    if draft.ids is not None and int(draft.ids[-1]) >= vocabulary:
+        raise ValueError(f"the draft's ids reach {draft.ids[-1]}, the target's vocabulary ends at {vocabulary - 1}")
+    if draft.q is None:
+        return
+    if draft.q.device != p.device:
         raise ValueError(f"q is on {draft.q.device} and p on {p.device}: draft and target must share a device")
-    if draft.q is not None and draft.ids is None and draft.q.shape[1] != p.shape[1]:
+    if draft.ids is None and draft.q.shape[1] != vocabulary:
         raise ValueError(
-            f"q is over {draft.q.shape[1]} tokens and p over {p.shape[1]}: "
+            f"q is over {draft.q.shape[1]} tokens and p over {vocabulary}: "
             f"a draft over a reduced vocabulary must name its ids"
         )
 
@@ -42,8 +57,9 @@ def need(draft: Draft, drawn: Drawn, name: str, other: str) -> None:
     if draft.drawn is Drawn.POINT:
         raise ValueError(f"{name} needs a sampled draft and its q; this one is POINT (not drawn): use one_hot")
     if draft.drawn is not drawn and not is_chain(draft):
-        drawn, got = drawn.name, draft.drawn.name
-        raise ValueError(f"{name} is lossless for siblings drawn {drawn} only, these were drawn {got}: use {other}")
+        raise ValueError(
+            f"{name} is lossless for siblings drawn {drawn.name} only, these were drawn {draft.drawn.name}: use {other}"
+        )
 
 
 def toss(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bool:
@@ -57,17 +73,24 @@ def toss(node: int, probability: float, coins: Coins, trials: list[Trial]) -> bo
 def probabilities(draft: Draft, law: Tensor, name: str = "p") -> list[float]:
     """What p, or q, gives every node's token behind its parent, up to the last node that stands for election.
 
-    ValueError where that is no probability, such as NaN: comparisons would take it for a one.
+    law: p (n, V), or q (n, V_d) under the name "q". The root's own number means nothing. ValueError where one is no
+    probability, such as NaN: comparisons would take it for a one.
     """
-    rows, columns = slice(draft.candidate_rows), draft.tree.tokens if name == "p" else draft.columns
-    found = law[draft.tree.parents[rows].clamp_min(0), columns[rows]].tolist()
-    if odd := [chance for chance in found if not 0 <= chance < 1.001]:
-        raise ValueError(f"{name} holds {odd[0]}, which is no probability: are there NaN in the logits?")
-    return found
+    nodes = slice(draft.candidate_rows)
+    parents = draft.tree.parents[nodes].clamp_min(0)  # (c,); the root has none, and takes itself
+    columns = draft.tree.tokens if name == "p" else draft.columns  # (n,)
+    chances = law[parents, columns[nodes]].tolist()  # one read off the device
+    for chance in chances:
+        if not 0 <= chance < 1.001:
+            raise ValueError(f"{name} holds {chance}, which is no probability: are there NaN in the logits?")
+    return chances
 
 
 def over_columns(draft: Draft, law: Tensor) -> Tensor:
-    """A target law (V,) over the draft's columns and one for the rest, (V_d + 1,) float64; as it is without ids."""
+    """A target law (V,) over the draft's columns and one for the rest, (V_d + 1,) float64; as it is without ids.
+
+    Example: the law (.1, .2, .3, .4) over the ids (1, 3) is (.2, .4, .4): tokens 0 and 2 share the last column.
+    """
     if draft.ids is None:
         return wide(law)
     columns = wide(law.index_select(0, draft.ids_there))  # twice as fast as law[draft.ids]
@@ -78,7 +101,9 @@ def over_columns(draft: Draft, law: Tensor) -> Tensor:
 def drawn_from(draft: Draft, node: int) -> Tensor:
     """The law a node's children were drawn from, likewise: (V_d + 1,) float64, nothing in the last column."""
     q = wide(draft.q[node])
-    return q if draft.ids is None else torch.cat([q, q.new_zeros(1)])
+    if draft.ids is None:
+        return q
+    return torch.cat([q, q.new_zeros(1)])
 
 
 def struck(law: Tensor, column: int) -> Tensor:
@@ -90,9 +115,9 @@ def struck(law: Tensor, column: int) -> Tensor:
 
 def without(q: Tensor, column: int) -> Tensor:
     """q with one column struck out, renormalised if anything is left."""
-    q = struck(q, column)
-    left = q.sum()
-    return torch.where(left > 0, q / left, q)
+    rest = struck(q, column)
+    mass = rest.sum()
+    return torch.where(mass > 0, rest / mass, rest)  # no read off the device
 
 
 def choose(draft: Draft, law: Tensor, current: Tensor | None, coins: Coins) -> int:
@@ -104,4 +129,5 @@ def choose(draft: Draft, law: Tensor, current: Tensor | None, coins: Coins) -> i
         return column
     if column < len(draft.ids):
         return int(draft.ids[column])
-    return coins.choose(wide(law).index_fill(0, draft.ids_there, 0.0))
+    others = wide(law).index_fill(0, draft.ids_there, 0.0)  # (V,) the last column's tokens, in their proportions
+    return coins.choose(others)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specnb.sampling import Coins
-from specnb.tree import Draft, Drawn, Verdict
+from specnb.tree import Draft, Drawn, Trial, Verdict
 from specnb.verifiers.base import check, choose, drawn_from, is_chain, over_columns, probabilities, struck, toss
 
 
@@ -44,11 +44,11 @@ class Standing:
     p_mass: float = 1.0
     q_mass: float = 1.0
 
-    def of_child(self, column: int, ratio: float) -> float:
+    def survival_of_child(self, column: int, ratio: float) -> float:
         """min(survival · p(x)/q(x), 1) under the current laws; ratio: p(x)/q(x) under the untouched ones."""
         if self.p is not None:
-            both = torch.stack([self.p[column], self.p.new_ones(()) if self.q is None else self.q[column]])
-            px, qx = both.tolist()
+            q_of_token = self.p.new_ones(()) if self.q is None else self.q[column]
+            px, qx = torch.stack([self.p[column], q_of_token]).tolist()  # one read off the device
             ratio = _ratio(px * self.q_mass, qx * self.p_mass)
         return min(self.survival * ratio, 1.0)
 
@@ -60,20 +60,31 @@ def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     with its survival; else it leaves the tree, and at its parent v (survival s) p ← norm([s·p − q]_+), q loses the
     token, and s ← S / (S + 1 − s) with S = Σ [s·p − q]_+. A parent without children is a leaf. Lossless for any tree
     drawn IID (where q stays) or SWOR, and for POINT trees (q one-hot, where it gains nothing over one_hot).
+
+    Example: p = (.3, .4, .3) and q = (.6, .3, .1) after every node, and a chain of tokens 0 and 1. Token 0 survives
+    with .3/.6 = 1/2, token 1 behind it with min(1/2 · .4/.3, 1) = 2/3: with 2/3 both are accepted. If not, token 0
+    is a leaf, p behind it is norm([1/2 · p − q]_+) = (0, 0, 1) and S = .05, so that it is accepted alone with
+    .05 / (.05 + 1/2) = 1/11. Token by token both would be accepted with 1/2 · 1 only.
     """
     check(draft, p)
-    ratio, columns, trials = ratios(draft, p), draft.columns.tolist(), []
-    stack = [Standing(0, 1.0, iter(draft.candidates[0]))]
+    ratio = ratios(draft, p)
+    columns = draft.columns.tolist()
+    trials: list[Trial] = []
+    stack = [Standing(0, 1.0, iter(draft.candidates[0]))]  # the path from the root to the node in hand
     while True:
         top = stack[-1]
-        child = next(top.children, None) if top.survival > 0 else None  # nothing below survives a dead node
+        child = None
+        if top.survival > 0:  # nothing below survives a dead node
+            child = next(top.children, None)
         if child is not None:
-            survival = top.of_child(columns[child], ratio[child])
+            survival = top.survival_of_child(columns[child], ratio[child])
             stack.append(Standing(child, survival, iter(draft.candidates[child])))
             continue
-        if len(stack) == 1 or toss(top.node, top.survival, coins, trials):
+        is_root = len(stack) == 1
+        if is_root or toss(top.node, top.survival, coins, trials):
+            path = tuple(standing.node for standing in stack[1:])
             token = choose(draft, p[top.node], top.p, coins)
-            return Verdict(tuple(standing.node for standing in stack[1:]), token, tuple(trials))
+            return Verdict(path, token, tuple(trials))
         stack.pop()
         _reject(draft, stack[-1], top.node, p)
 
@@ -86,37 +97,70 @@ def chances(draft: Draft, p: Tensor, *, token_level: bool = False) -> list[float
     (RRSw, RRS) a node's children are reached only if it has been accepted, and start from survival 1. Summed over
     nodes and averaged over drawn trees this is the expected accepted length, as is the exact expectation given each
     tree, but it varies far less: at depth 1 both rules agree on every tree. Returns one probability per node.
+
+    Example: p, q and the chain of ``traversal``'s example: 1 for the root, 1/2 and 2/3. Token by token: 1, 1/2, 1/2.
     """
     check(draft, p)
-    ratio, columns = ratios(draft, p), draft.columns.tolist()
-    none = [0.0] * (len(columns) - 1)  # auxiliary nodes keep it: they do not stand for election
-    reached, survival, found = [1.0, *none], [1.0, *none], [1.0, *none]
+    ratio = ratios(draft, p)
+    columns = draft.columns.tolist()
+    n = len(columns)
+    # One number a node, all 0 but the root's: auxiliary nodes keep it, since they do not stand for election.
+    reached = [1.0] + [0.0] * (n - 1)
+    survival = [1.0] + [0.0] * (n - 1)
+    accepted = [1.0] + [0.0] * (n - 1)
     for node, children in enumerate(draft.candidates):
-        at = Standing(node, 1.0 if token_level else survival[node], iter(()))
-        left = found[node] if token_level else reached[node]
+        if token_level:
+            standing = Standing(node, 1.0, iter(()))
+            next_reached = accepted[node]
+        else:
+            standing = Standing(node, survival[node], iter(()))
+            next_reached = reached[node]
         for child in children:
-            survival[child] = at.of_child(columns[child], ratio[child])
-            reached[child], found[child] = left, left * survival[child]
-            left -= found[child]
-            _reject(draft, at, child, p)
-    return found
+            survival[child] = standing.survival_of_child(columns[child], ratio[child])
+            reached[child] = next_reached
+            accepted[child] = next_reached * survival[child]
+            next_reached -= accepted[child]
+            _reject(draft, standing, child, p)
+    return accepted
 
 
-def _reject(draft: Draft, at: Standing, child: int, p: Tensor) -> None:
-    """Equations of Algorithm 3, lines 11 to 13: what is left of p, q and survival when a child has been rejected."""
-    law = over_columns(draft, p[at.node]) if at.p is None else at.p
-    q = draft_law(draft, at.node, child, law) if at.q is None else at.q
-    scale = at.survival * at.q_mass / at.p_mass  # s·p − q = (scale · law − q) / q_mass
-    # most of the work, hence one pass:
-    rest = torch.sub(law, q, alpha=1 / scale).clamp_min_(0) if scale > 1e-300 else law
-    last = child == draft.candidates[at.node][-1]  # after it, q is done with
-    left = struck(q, int(draft.columns[child])) if draft.drawn is Drawn.SWOR and not last else q
-    mass, q_mass = torch.stack([rest.sum(), left.sum()]).tolist()  # one read off the device
-    if scale > 1e-300:  # else nothing changes: a dead node (s = 0) stays dead, a spent q takes nothing away
-        at.survival = odds(mass * scale / at.q_mass, at.survival)
-        at.p, at.p_mass = (rest, mass) if mass > 0 else (law, at.p_mass)
+def _reject(draft: Draft, standing: Standing, child: int, p: Tensor) -> None:
+    """Update a node's p, q and survival when a child has been rejected (Algorithm 3, lines 11 to 13).
+
+    Example: a node of survival 1 with p = (.3, .4, .3), q = (.6, .3, .1), and a child of token 0. What is left of p
+    is [p − q]_+ = (0, .1, .2), of mass .3, and of q without replacement (0, .3, .1), of mass .4. The survival stays
+    .3 / (.3 + 1 − 1) = 1.
+    """
+    node = standing.node
+    law = over_columns(draft, p[node]) if standing.p is None else standing.p
+    q = draft_law(draft, node, child, law) if standing.q is None else standing.q
+
+    # s·p − q = (scale · law − q) / q_mass. A scale of 0 changes neither p nor s: a dead node (s = 0) stays dead, and
+    # a q without mass takes nothing away.
+    scale = standing.survival * standing.q_mass / standing.p_mass
+    changes_p = scale > 1e-300
+    if changes_p:
+        rest = torch.sub(law, q, alpha=1 / scale).clamp_min_(0)  # most of the work, hence one pass
+    else:
+        rest = law
+
+    is_last = child == draft.candidates[node][-1]  # behind the last child nobody asks for q
+    loses_token = draft.drawn is Drawn.SWOR and not is_last
+    q_left = struck(q, int(draft.columns[child])) if loses_token else q
+
+    rest_mass, q_left_mass = torch.stack([rest.sum(), q_left.sum()]).tolist()  # one read off the device
+    if changes_p:
+        S = rest_mass * scale / standing.q_mass
+        standing.survival = odds(S, standing.survival)
+        if rest_mass > 0:
+            standing.p = rest
+            standing.p_mass = rest_mass
+        else:
+            standing.p = law
     if draft.drawn is not Drawn.POINT:
-        at.q, at.q_mass = left, at.q_mass if left is q else q_mass
+        standing.q = q_left
+    if loses_token:
+        standing.q_mass = q_left_mass
 
 
 def odds(mass: float, survival: float) -> float:
@@ -136,8 +180,11 @@ def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
 
 def ratios(draft: Draft, p: Tensor) -> list[float]:
     """p(x)/q(x) of every node's token under the untouched laws of its parent; p(x) for a POINT draft."""
-    above = probabilities(draft, p)
-    return above if draft.drawn is Drawn.POINT else [*map(_ratio, above, probabilities(draft, draft.q, "q"))]
+    p_child = probabilities(draft, p)
+    if draft.drawn is Drawn.POINT:
+        return p_child
+    q_child = probabilities(draft, draft.q, "q")
+    return [_ratio(px, qx) for px, qx in zip(p_child, q_child, strict=True)]
 
 
 def _ratio(px: float, qx: float) -> float:

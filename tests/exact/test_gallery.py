@@ -2,7 +2,7 @@
 
 import pytest
 
-from specnb.exact import gallery
+from specnb.exact import gallery, law
 from specnb.verifiers import rrs, rrsw, textbook, traversal
 
 WORLDS = gallery.worlds(4)
@@ -43,9 +43,25 @@ def test_a_bonus_under_the_temperature_is_exact():
 def test_spoiled_changes_what_it_is_told_to_and_nothing_else():
     assert gallery.spoiled(gallery.worlds, ("range(count)", "range(1)"))(4)[1:] == []
     assert len(gallery.worlds(4)) == 4
-    for change in (("nowhere to be found", ""), ("exact", "")):
+    for change in (("nowhere to be found", ""), ("model", "")):
         with pytest.raises(ValueError, match="once was expected"):
             gallery.spoiled(gallery.worlds, change)
+
+
+def test_one_uniform_number_for_all_coins():
+    """What is known of it narrows with each coin: in [.6, 1), then in [.6, .8)."""
+
+    def three(coins):
+        one = gallery.OneUniform(coins)
+        return tuple(one.accept(probability) for probability in (0.6, 0.8, 0.5))
+
+    expected = {
+        (True, True, True): 0.5,
+        (True, True, False): 0.1,
+        (False, True, False): 0.2,
+        (False, False, False): 0.2,
+    }
+    assert law(three) == pytest.approx(expected)
 
 
 def test_the_table_is_the_worst_of_the_worlds(monkeypatch):

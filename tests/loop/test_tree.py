@@ -115,6 +115,13 @@ def test_positions_are_prefix_plus_depth():
     assert masks.positions(SMALL, 10).tolist() == [[10, 11, 11, 12, 12, 12, 13]]
 
 
+@pytest.mark.parametrize(("kind", "hidden"), [("sliding_attention", [0, 1, 2]), ("chunked_attention", [0, 1, 2, 3])])
+def test_what_a_window_of_four_hides_from_position_six(kind, hidden):
+    outside = masks._outside_window(kind, 4, torch.tensor([6]), torch.arange(7))
+    assert outside.shape == (1, 7)
+    assert outside[0].nonzero().flatten().tolist() == hidden
+
+
 # ---- properties of random trees -------------------------------------------------------------------------
 
 

@@ -88,6 +88,16 @@ def test_the_toy_of_block_verification():
     assert lengths == pytest.approx({token_level: 10 / 9, block: 11 / 9, traverse: 11 / 9}, abs=1e-12)
 
 
+def test_a_chain_of_two_by_hand():
+    """Tokens 0 and 1 of p = (.3, .4, .3), q = (.6, .3, .1): both survive with 2/3, else the first with 1/11."""
+    tree = TokenTree.chain([0, 0, 1])
+    draft, p = Draft(tree, table(M_S, tree), SWOR), table(M_B, tree)
+    paths = law(lambda coins: traverse(draft, p, coins).path)
+    assert paths == pytest.approx({(1, 2): 2 / 3, (1,): 1 / 33, (): 10 / 33})
+    assert bottom_up.chances(draft, p) == pytest.approx([1, 1 / 2, 2 / 3])
+    assert bottom_up.chances(draft, p, token_level=True) == pytest.approx([1, 1 / 2, 1 / 2])
+
+
 def test_figure_2():
     """The paper's tree a → {b, c}, b → a: every threshold and the outcome law, as exact fractions."""
     tree = TokenTree([0, 0, 1, 1, 2, 0], [-1, 0, 0, 1, 1, 2])

@@ -61,7 +61,7 @@ def test_on_the_binary_tree_of_two_levels(name, world):
 
 SPOILED = {
     "token_level, bonus from q": ("token_level", ("coins.choose(M_b[-1])", "coins.choose(M_s[0])")),
-    "token_level, recovered from p": ("token_level", ("norm((M_b[v] - M_s[v]).clamp(min=0), M_b[v])", "M_b[v]")),
+    "token_level, recovered from p": ("token_level", ("norm(rest, M_b[v])", "M_b[v]")),
     "rrs, p kept": ("rrs", ("p = norm((p - q).clamp(min=0), p)", "pass")),
     "rrsw, q kept": ("rrsw", ("q = norm(struck(q, x), q)", "pass")),
     "block, first rejection ends it": (
