@@ -4,7 +4,8 @@
     answer = specnb.generate("Name three rivers.")
     print(answer.text, answer.calls)
 
-It stands above all rooms: it loads a pair (``models``), chooses a drafter (``fastest_drafter``) and runs the loop (``decode``).
+It loads a pair of target and draft model (``models``), chooses a drafter (``fastest_drafter``) and runs the loop
+(``decode``). It may import every room, and no room imports it.
 """
 
 import time
@@ -23,8 +24,8 @@ from specnb.models import Pair, files
 from specnb.selfcheck import identity
 from specnb.target import Target, context_length, output_rows
 
-HEAD = "hass"  # the trained head that drafts in ``auto``, and how many nodes are looked up beside it
-LOOKED_UP = 15
+HEAD = "hass"  # the trained draft head
+LOOKED_UP = 15  # nodes of the draft tree that are looked up in texts
 MAX_NEW_TOKENS = 128
 
 
@@ -48,11 +49,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Choice:
-    """A drafter for a pair, what it is called, and why no faster one was taken ("" for the fastest)."""
+    """The drafter that was chosen for a pair.
+
+    name: what drafts, in words. what_would_be_faster: what is missing for a faster one; "" if nothing is.
+    """
 
     drafter: Drafter
     name: str
-    why: str = ""
+    what_would_be_faster: str = ""
 
 
 def generate(
@@ -223,10 +227,12 @@ def fastest_drafter(pair: Pair, *, anew: bool = False) -> Choice:
     if pair.draft is not None:
         draft = CausalLMDraft(pair.draft, vocabulary=output_rows(pair.target))
         return Choice(_auto(pair, draft, identity(pair.draft), None, anew), "auto: the pair's draft model")
-    why = "no head was trained for this model here: `python -m training` trains one (docs/own_draft.md)"
+    missing = "no draft head was trained for this model here: `python -m training` trains one (docs/own_draft.md)"
     if pair.name == models.EMBEDDED:
-        why = "a trained head and stored texts, which draft better, come with a checkout of the repository (git clone)"
-    return Choice(NgramDrafter(), "n-gram tree: this text", why)
+        missing = (
+            "a trained head and stored texts, which draft better, come with a checkout of the repository (git clone)"
+        )
+    return Choice(NgramDrafter(), "n-gram tree: this text", missing)
 
 
 def _auto(

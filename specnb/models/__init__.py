@@ -1,9 +1,9 @@
 """Models and prompts: files fetched and kept, target/draft pairs by name, prompt sets.
 
 ``pairs`` loads a model with its tokenizer (``load_pair``); ``prompts`` has the prompt sets; ``packing`` lays weights
-out for the CPU's matrix kernels; ``graphs`` records forward passes (CUDA graphs); ``invariant`` makes forwards whose
-bits do not depend on the tree; ``windows`` evicts old tokens from a cache (StreamingLLM); ``files`` and ``provenance``
-fetch, write and sign files.
+out for the CPU's matrix kernels; ``graphs`` captures forward passes (CUDA graphs) and replays them; ``invariant`` makes
+forwards whose bits do not depend on the tree; ``windows`` evicts old tokens from a cache (StreamingLLM); ``files`` and
+``provenance`` fetch, write and sign files.
 """
 
 from importlib import import_module
@@ -14,7 +14,9 @@ if TYPE_CHECKING:  # for editors; at run time a file is imported when one of its
     from specnb.models.graphs import Graphs
     from specnb.models.invariant import Invariant
     from specnb.models.packing import PackedLinear, pack
-    from specnb.models.pairs import Pair, as_dtype, best_device, check_name, fastest_dtype, generate, load_pair, quantised
+    from specnb.models.pairs import (
+        Pair, as_dtype, best_device, check_name, fastest_dtype, generate, load_pair, quantised,
+    )  # fmt: skip
     from specnb.models.windows import Window
 
 EMBEDDED = "smollm2-135m"

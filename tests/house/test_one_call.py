@@ -88,11 +88,11 @@ def test_a_character_over_several_tokens_counts_for_the_call_that_completes_it()
 def test_without_a_draft_model_it_says_what_would_be_faster(monkeypatch):
     choice = one_call.fastest_drafter(pair(draft=False))
     assert isinstance(choice.drafter, NgramDrafter)
-    assert "python -m training" in choice.why
+    assert "python -m training" in choice.what_would_be_faster
     monkeypatch.setattr(files, "CHECKED_OUT", False)
     plain = pair(draft=False)
     embedded = models.Pair(models.EMBEDDED, plain.target, None, plain.tokenizer)
-    assert "git clone" in one_call.fastest_drafter(embedded).why
+    assert "git clone" in one_call.fastest_drafter(embedded).what_would_be_faster
 
 
 @pytest.mark.model
@@ -101,7 +101,7 @@ def test_the_embedded_model_is_drafted_for_by_the_fastest_recorded_method(smollm
     choice = one_call.fastest_drafter(smollm2)
     theirs, _, _ = loading.built(METHODS["auto"], smollm2, tokens=64)
     ours = choice.drafter
-    assert choice.why == ""
+    assert choice.what_would_be_faster == ""
     assert isinstance(ours, AutoDrafter)
     assert type(ours) is type(theirs)
     assert type(ours.tree_drafter.draft_model) is type(theirs.tree_drafter.draft_model)
