@@ -14,4 +14,4 @@ from specnb.exact.enumeration import (
 )  # fmt: skip
 from specnb.exact.judgement import Judgement, World, assert_lossless, judge, worlds
 from specnb.exact.random_functions import randomness
-from specnb.exact.symbols import RandomnessError
+from specnb.exact.symbols import NotJudged, RandomnessError

@@ -1,9 +1,10 @@
-"""Is a sampler lossless? Anybody's, by its exact output law on small worlds; if not, the smallest counterexample.
+"""Is a sampler lossless? ``judge`` works out its exact output law in small worlds; a wrong law is a counterexample.
 
-A *world* is a target law p and a draft law q over a few tokens. In a world drafts are drawn from q, the sampler elects
-tokens, and p itself completes the text: the law of the text has to be p's own. ``judge`` compares the two in worlds
-that are flat, peaked, with zeros, tied, cut, with p = q and with nothing in common. Which arguments a sampler takes is
-said by a ``Convention`` (``conventions``).
+A *world* is a target law p and a draft law q over a few tokens. In a world drafts are drawn from q, the sampler commits
+tokens, and p itself completes the text: the law of the text has to be p's own. The worlds are flat, peaked, tied, cut
+to the likeliest tokens, with impossible tokens, with p = q and with nothing in common. They are tried from the plainest
+on, with short drafts first, and the first one that fails is shown. How a sampler is called is said by a ``Convention``
+(``conventions``).
 """
 
 from collections import defaultdict
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from specnb.exact.enumeration import Law, Model, joint, law, random_model, sample, total_variation
 from specnb.exact.random_functions import randomness
-from specnb.exact.symbols import RandomnessError
+from specnb.exact.symbols import NotJudged
 from specnb.sampling import Coins
 
 EXACT = 1e-12  # largest distance of laws that are equal, in float64
-ROUNDINGS = 8  # of a sampler that computes in less, in units of its epsilon
+ROUNDINGS = 2  # largest distance for a sampler that computes in lower precision, in units of its epsilon
+SHOWN = 6  # sequences of coins that a counterexample prints
 MOST_SCRIPTS = 200_000  # sequences of coins in one world
 
 LOSSLESS = "lossless"
@@ -61,7 +63,7 @@ def _top_k(law_of_token: Tensor, k: int = 2) -> Tensor:
 
 
 def _without(token: int) -> Callable[[Tensor], Tensor]:
-    """A token that is impossible."""
+    """A change of a law that makes a token impossible."""
 
     def change(law_of_token: Tensor) -> Tensor:
         rest = law_of_token.clone()
@@ -71,13 +73,26 @@ def _without(token: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
+def _only(token: int) -> Callable[[Tensor], Tensor]:
+    """A change of a law that makes a token certain."""
+
+    def change(law_of_token: Tensor) -> Tensor:
+        alone = torch.zeros_like(law_of_token)
+        alone[token] = 1
+        return alone
+
+    return change
+
+
 def _tied(law_of_token: Tensor) -> Tensor:
-    """Quarters: many numbers are equal."""
+    """Small whole numbers as weights, so that tokens have equal probabilities."""
     return (law_of_token * 4).round() + 1
 
 
 def worlds(vocabulary: int = 3) -> list[World]:
     """The worlds in which ``judge`` tries a sampler, the plainest first."""
+    if vocabulary < 3:
+        raise ValueError(f"the worlds need three tokens or more, got {vocabulary}")
     first = random_model(vocabulary, seed=1)
     second = random_model(vocabulary, seed=2)
     flat = random_model(vocabulary, seed=3, sharpness=0.0)
@@ -88,6 +103,7 @@ def worlds(vocabulary: int = 3) -> list[World]:
         "q is flat": (first, flat),
         "p is flat": (flat, second),
         "q is peaked": (first, peaked),
+        "p is peaked": (peaked, second),
         "p = q": (first, first),
         "q misses a token": (first, _changed(second, _without(last))),
         "p misses a token": (_changed(first, _without(0)), second),
@@ -99,17 +115,6 @@ def worlds(vocabulary: int = 3) -> list[World]:
     return [World(name, vocabulary, p, q) for name, (p, q) in pairs.items()]
 
 
-def _only(token: int) -> Callable[[Tensor], Tensor]:
-    """A token that is certain."""
-
-    def change(law_of_token: Tensor) -> Tensor:
-        alone = torch.zeros_like(law_of_token)
-        alone[token] = 1
-        return alone
-
-    return change
-
-
 # --- conventions: how a sampler is called
 
 
@@ -118,12 +123,12 @@ Step = Callable[[World, int, Coins], tuple[int, ...]]  # world, draft tokens, co
 
 @dataclass(frozen=True)
 class Convention:
-    """How a sampler is called: ``step`` makes of it one step of decoding in a world; lengths of drafts to try."""
+    """How a sampler is called."""
 
     name: str
-    step: Callable[[Callable], Step]
-    says: str
-    lengths: tuple[int, ...] = (1, 2)
+    step: Callable[[Callable], Step]  # sampler → one step of decoding by it
+    says: str  # the arguments and the result of such a sampler, for readers
+    lengths: tuple[int, ...] = (1, 2)  # numbers of draft tokens to try
 
 
 def rows(model: Model, drafted: Sequence[int], count: int) -> Tensor:
@@ -163,35 +168,41 @@ def chain_step(verify: Callable[[Tensor, Tensor, list[int]], Sequence[int]]) -> 
 class Counterexample:
     """A world in which a sampler's law is not the target's.
 
-    tokens: the text whose probability is wrong by most; given: what the sampler gives it, right: what p gives it. laws:
-    text → both probabilities. scripts: the coins that lead to the text, with what they commit and how probable it is.
+    Among all texts in that world it shows the one whose probability is most wrong.
     """
 
     world: World
-    length: int
-    tokens: tuple[int, ...]
-    given: float
-    right: float
-    laws: dict[tuple[int, ...], tuple[float, float]] = field(repr=False)
-    scripts: "tuple[Script, ...]" = field(repr=False)
+    length: int  # of the draft
+    tokens: tuple[int, ...]  # the text
+    given: float  # its probability by the sampler
+    right: float  # its probability by p
+    laws: dict[tuple[int, ...], tuple[float, float]] = field(repr=False)  # every text → both probabilities
+    scripts: "tuple[Script, ...]" = field(repr=False)  # all coins that lead to the text
 
     def __str__(self) -> str:
+        text = list(self.tokens)
         lines = [
-            f"In the world {self.world.name!r}, with {self.length} draft token(s), the text {list(self.tokens)}",
+            f"In the world {self.world.name!r}, with {self.length} draft token(s), the text {text}",
             f"comes out with probability {self.given:.6f}; the target's own is {self.right:.6f}.",
             "",
-            "behind     p                        q",
+            "after: p | q",
         ]
-        for length in range(self.length):
+        for length in range(self.length + 1):
             prefix = self.tokens[:length]
-            lines.append(f"{list(prefix)!s:10} {_shown(self.world.p(prefix))}   {_shown(self.world.q(prefix))}")
-        lines += ["", "text        sampler    target"]
+            line = f"{list(prefix)}: {_shown(self.world.p(prefix))}"
+            if length < self.length:
+                line += f" | {_shown(self.world.q(prefix))}"
+            lines.append(line)
+        lines += ["", "text: by the sampler | by the target"]
         for tokens, (given, right) in sorted(self.laws.items()):
-            mark = "  <-" if tokens == self.tokens else ""
-            lines.append(f"{list(tokens)!s:10} {given:9.6f} {right:9.6f}{mark}")
-        lines += ["", f"Coins that lead to {list(self.tokens)}:"]
-        for script in sorted(self.scripts, key=lambda one: -one.probability)[:6]:
-            lines.append(f"  {script.probability:.6f}  {script}")
+            mark = " <-" if tokens == self.tokens else ""
+            lines.append(f"{list(tokens)}: {given:.6f} | {right:.6f}{mark}")
+        lines += ["", f"Coins that lead to {text}, where the target completes what is committed:"]
+        by_probability = sorted(self.scripts, key=lambda script: -script.probability)
+        for script in by_probability[:SHOWN]:
+            lines.append(f"{script.probability:.6f}: {script}")
+        if len(by_probability) > SHOWN:
+            lines.append(f"and {len(by_probability) - SHOWN} more")
         return "\n".join(lines)
 
 
@@ -229,26 +240,25 @@ class Script:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What ``judge`` found. verdict: one of the five above; distance: the largest total variation between the laws.
+    """What ``judge`` found."""
 
-    worst: where that is. judged: how many worlds and draft lengths were tried; scripts: how many sequences of coins
-    that took, in all. reason: why it was not judged.
-    """
-
-    verdict: str
-    distance: float
-    judged: int
-    scripts: int
+    verdict: str  # LOSSLESS, ROUNDING, LOSSY, BY_DESIGN or NOT_JUDGED
+    distance: float  # the largest total variation between the two laws in what was tried
+    judged: int  # pairs of a world and a draft length that were tried
+    scripts: int  # sequences of coins that this took
     counterexample: Counterexample | None = None
-    reason: str = ""
+    reason: str = ""  # why it was not judged, or how large the rounding is
 
     @property
     def is_lossless(self) -> bool:
         return self.verdict in (LOSSLESS, ROUNDING)
 
     def __str__(self) -> str:
-        lines = [f"{self.verdict}: total variation {self.distance:.1e} at most"]
-        lines[0] += f", {self.judged} worlds and draft lengths, {self.scripts} sequences of coins"
+        effort = f"{self.judged} worlds and draft lengths, {self.scripts} sequences of coins"
+        if self.verdict == NOT_JUDGED:
+            return f"{self.verdict}: {self.reason}\n({effort} before)"
+        where = "at most" if self.is_lossless else "here"
+        lines = [f"{self.verdict}: total variation {self.distance:.1e} {where}, {effort}"]
         if self.reason:
             lines.append(self.reason)
         if self.counterexample is not None:
@@ -267,26 +277,35 @@ def judge(
 ) -> Judgement:
     """Whether a sampler is lossless, by its exact output law in every world and with every draft length.
 
-    sampler: somebody's function, unchanged; convention: how it is called. tried: the worlds, None for all of
-    ``worlds()``. lengths: of drafts, None for the convention's. dtype: in which the sampler computes, which bounds what
-    may be called rounding: ROUNDINGS of its epsilons. by_design: its authors mean it to be lossy.
+    sampler: somebody's function, unchanged.
+    convention: how it is called.
+    tried: the worlds; None for all of ``worlds()``.
+    lengths: numbers of draft tokens; None for the convention's.
+    dtype: in which the sampler computes. Nothing is cast; it bounds what may be called rounding, ROUNDINGS epsilons.
+    by_design: its authors mean it to be lossy, so that a difference is called that.
 
-    Example: a sampler that takes the bonus token from q is told apart from one that takes it from p in the first world.
+    Example: in the first world a sampler that draws the bonus token from q is told from one that draws it from p.
+
+    Raises ValueError if there is nothing to try, or if the sampler's result is no step.
     """
+    tried = list(worlds() if tried is None else tried)
+    lengths = list(convention.lengths if lengths is None else lengths)
+    if not tried or not lengths:
+        raise ValueError(f"nothing to try: {len(tried)} worlds, draft lengths {lengths}")
     step = convention.step(sampler)
     worst = 0.0
     where: tuple[World, int] | None = None
     judged = 0
     scripts = 0
-    for length in convention.lengths if lengths is None else lengths:
-        for world in worlds() if tried is None else tried:
+    for length in lengths:
+        for world in tried:
             try:
                 found = step_law(step, world, length)
                 distance = total_variation(found.texts, joint(world.p, length + 1))
                 shown = None
                 if distance > _allowed(dtype):
                     shown = counterexample(step, world, length)
-            except RandomnessError as error:
+            except NotJudged as error:
                 return Judgement(NOT_JUDGED, worst, judged, scripts, reason=str(error))
             judged += 1
             scripts += found.scripts
@@ -340,12 +359,12 @@ class _Noted:
         self.replayed: int | None = None  # tosses played again so far; None at the first run
 
     def _again(self, probabilities: tuple[float, ...], is_coin: bool) -> int | None:
-        """The outcome at the first run; None if this is it."""
+        """The outcome that this toss had at the first run; None during the first run."""
         if self.replayed is None:
             return None
         earlier = self.tosses[self.replayed] if self.replayed < len(self.tosses) else None
         if earlier is None or earlier.is_coin != is_coin or earlier.probabilities != probabilities:
-            raise RandomnessError(
+            raise NotJudged(
                 "run twice with the same coins, the sampler did something else the second time: it keeps a state, or "
                 "draws from a generator that was made before"
             )
@@ -377,9 +396,9 @@ def _run(step: Step, world: World, length: int, coins: Coins) -> Script:
     noted.replayed = 0
     again = step(world, length, noted)
     if again != committed or noted.replayed != len(noted.tosses):
-        raise RandomnessError(
-            f"run twice with the same coins, the sampler commits {list(committed)} and then {list(again)}: it keeps a "
-            f"state, or draws from a generator that was made before"
+        raise NotJudged(
+            f"run twice with the same coins, the sampler commits {list(committed)} and then {list(again)}, or tosses "
+            f"fewer coins: it keeps a state, or draws from a generator that was made before"
         )
     _check_committed(committed, world, length)
     probability = 1.0
@@ -399,14 +418,14 @@ def _check_committed(committed: tuple[int, ...], world: World, length: int) -> N
 
 
 def step_law(step: Step, world: World, length: int) -> StepLaw:
-    """The exact law of texts of length + 1 tokens. RandomnessError if more than MOST_SCRIPTS runs would be needed."""
+    """The exact law of texts of length + 1 tokens. NotJudged if more than MOST_SCRIPTS runs would be needed."""
     scripts = 0
 
     def committed(coins: Coins) -> tuple[int, ...]:
         nonlocal scripts
         scripts += 1
         if scripts > MOST_SCRIPTS:
-            raise RandomnessError(
+            raise NotJudged(
                 f"more than {MOST_SCRIPTS} sequences of coins in the world {world.name!r}: ask for shorter drafts"
             )
         return _run(step, world, length, coins).committed

@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from specnb.exact.symbols import (
     ARRIVAL,
     GUMBEL,
+    LARGEST_WINS,
     NEGATIVE_GUMBEL,
-    SCORE,
     Cell,
     Expression,
     Noise,
@@ -334,7 +334,7 @@ class Shadowed(TorchFunctionMode):
 
     def _order(self, scores: list, wanted: int, smallest: bool) -> list[int]:
         """The places of the first of a row of noisy scores, in their order."""
-        forms = (ARRIVAL, NEGATIVE_GUMBEL) if smallest else (SCORE, GUMBEL)
+        forms = (ARRIVAL, NEGATIVE_GUMBEL) if smallest else LARGEST_WINS
         if not all(isinstance(score, Noise) and score.form in forms for score in scores):
             raise RandomnessError(
                 "the largest or smallest of undecided numbers is enumerated for p / e and log p + g (e exponential, "

@@ -1,11 +1,14 @@
-"""Random numbers that are not drawn: of each only what a sampler finds out about it is decided, by a coin.
+"""Random numbers that are not drawn: only what a sampler asks about one is decided, by tossing a coin.
 
-A ``Cell`` stands for one number u, uniform on (0, 1). A sampler holds expressions of it: ``Uniform`` is a + b u, and
-``Noise`` is made of e = −log u, which is exponential. What a comparison asks is one coin: u < x has the probability x,
-and is remembered as an interval, so that the same number asked twice answers consistently. What an argmax over noise
-asks is one draw: of scores w / e, or log w + g with Gumbel's g = −log e, the largest is the i-th with probability
-w_i / Σ w. Noise that is raced a second time, with other weights, has a joint law with the first winner, which
-``second_winner`` computes.
+A sampler calls ``torch.rand(1) < 0.3`` and gets True or False. Here the number is a ``Cell``, of which nothing is known
+but that it is uniform on (0, 1). The comparison tosses a coin of probability .3, and from then on the cell's number is
+known to lie in (0, .3), or in (.3, 1): asked again, it answers consistently.
+
+What a sampler holds in place of the number u is an ``Expression`` of it: ``Uniform`` is a + b u, and ``Noise`` is made
+of e = −log u, which is exponential. Samplers draw a token by an argmax over noisy scores, w / e or log w + g with Gumbel's
+g = −log e. Such an argmax is a race, and one draw decides it: the i-th score is the largest with probability w_i / Σ w.
+Noise that takes part in a second race, with other weights, has a joint law with the first winner, which
+``second_winner`` works out.
 """
 
 import math
@@ -26,8 +29,12 @@ ROUNDING = 1e-14  # a smaller probability is no outcome, but the rounding of a s
 EPSILON = 1e-6  # what samplers add within a logarithm to keep it finite; it is taken as 0
 
 
-class RandomnessError(ValueError):
-    """A sampler does with a random number what cannot be enumerated: it cannot be judged. Names the sampler's line."""
+class NotJudged(ValueError):
+    """A sampler cannot be judged."""
+
+
+class RandomnessError(NotJudged):
+    """A sampler does with a random number what cannot be enumerated. Names the sampler's line."""
 
     def __init__(self, reason: str):
         super().__init__(reason + _where())
@@ -48,7 +55,7 @@ def _where() -> str:
 
 @dataclass(eq=False)
 class Race:
-    """Noise that has been raced: whose, with which weights, and who won."""
+    """An argmax over noise that has been decided: which cells took part, with which weights, and which one won."""
 
     cells: "list[Cell]"
     weights: list[float]
@@ -64,10 +71,19 @@ class Cell:
     low: float = 0.0
     high: float = 1.0
     race: Race | None = None
+    is_used_up: bool = False  # another cell stands for it now
 
     @property
     def is_fresh(self) -> bool:
-        return self.race is None and self.low == 0.0 and self.high == 1.0
+        """Whether nothing is known of it."""
+        return self.race is None and self.low == 0.0 and self.high == 1.0 and not self.is_used_up
+
+    def mirrored(self) -> "Cell":
+        """A cell for 1 − u, which is uniform, too; this one cannot be asked any more. Only while nothing is known."""
+        if not self.is_fresh:
+            raise RandomnessError("1 − u is used after u was compared or took part in an argmax")
+        self.is_used_up = True
+        return Cell(self.coins)
 
     def below(self, threshold: float) -> bool:
         """Whether u < threshold: by what is known, else by a coin, after which more is known.
@@ -75,7 +91,9 @@ class Cell:
         Example: a fresh number is below .5 by a fair coin; if it is not, it is below .75 by another fair one.
         """
         if self.race is not None:
-            raise RandomnessError("a number that decided an argmax is compared with another one")
+            raise RandomnessError("a number that took part in an argmax is compared with another one")
+        if self.is_used_up:
+            raise RandomnessError("u is compared after 1 − u was used")
         if math.isnan(threshold):
             return False
         if threshold >= self.high - ROUNDING:
@@ -110,12 +128,8 @@ class Expression:
         refuse(self)
 
     def bounded(self, low: float | None, high: float | None) -> "Expression":
-        """After a clamp that only keeps logarithms finite."""
-        if low is not None and low > EPSILON:
-            refuse(self)
-        if high is not None and high < 1 - EPSILON:
-            refuse(self)
-        return self
+        """The expression after a clamp; only clamps that keep a logarithm finite are let through."""
+        refuse(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +141,36 @@ class Uniform(Expression):
     shift: float = 0.0
 
     def __add__(self, number):
-        return Uniform(self.cell, self.scale, self.shift + as_number(self, number))
+        number = as_number(self, number)
+        if not math.isfinite(number):
+            return number
+        return Uniform(self.cell, self.scale, self.shift + number)
 
     def __mul__(self, number):
         number = as_number(self, number)
         if number == 0:
             return 0.0
+        if not math.isfinite(number):
+            is_plain = self.scale > 0 and self.shift >= 0  # above 0, so that the product is what the factor is
+            return number if is_plain else refuse(self)
         return Uniform(self.cell, self.scale * number, self.shift * number)
+
+    def bounded(self, low, high):
+        is_below_all = low is None or low <= EPSILON
+        is_above_all = high is None or high >= 1 - EPSILON
+        if self._is_u and is_below_all and is_above_all:
+            return self
+        return refuse(self)
+
+    @property
+    def _is_u(self) -> bool:
+        """Whether it is u itself, up to an epsilon that keeps its logarithm finite."""
+        return self.scale == 1 and 0 <= self.shift <= EPSILON
+
+    @property
+    def _is_mirrored(self) -> bool:
+        """Whether it is 1 − u, likewise."""
+        return self.scale == -1 and 1 <= self.shift <= 1 + EPSILON
 
     def __neg__(self):
         return Uniform(self.cell, -self.scale, -self.shift)
@@ -147,8 +184,8 @@ class Uniform(Expression):
     def __truediv__(self, number):
         number = as_number(self, number)
         if number == 0:
-            refuse(self)
-        return Uniform(self.cell, self.scale / number, self.shift / number)
+            return refuse(self)
+        return self * (1 / number)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -162,22 +199,26 @@ class Uniform(Expression):
     def __gt__(self, number):
         return -self < -as_number(self, number)
 
-    __le__ = __lt__  # that both are equal has no probability
+    __le__ = __lt__  # both are equal with probability 0
     __ge__ = __gt__
 
     def log(self):
-        """log u = −e, and log(1 − u) likewise, since 1 − u is uniform, too."""
-        is_plain = self.scale == 1 and 0 <= self.shift <= EPSILON
-        if not is_plain:
-            refuse(self)
-        return Noise(self.cell, 0.0, NEGATIVE)
+        """log u = −e; log(1 − u) likewise, with a cell for 1 − u."""
+        if self._is_u:
+            return Noise(self.cell, 0.0, NEGATIVE)
+        if self._is_mirrored:
+            return Noise(self.cell.mirrored(), 0.0, NEGATIVE)
+        return refuse(self)
 
 
+# The forms of noise: when it arrives in a race (exponential_), the scores whose largest wins (p / e), their logarithms
+# (log p + g), and the negatives of arrivals and logarithms.
 ARRIVAL = "e / w"
 SCORE = "w / e"
 GUMBEL = "log w − log e"
 NEGATIVE_GUMBEL = "log e − log w"
 NEGATIVE = "− e / w"
+LARGEST_WINS = (SCORE, GUMBEL, NEGATIVE)  # of the two others the smallest does
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,8 +244,15 @@ class Noise(Expression):
     def exp(self):
         return self._turned({GUMBEL: SCORE, NEGATIVE_GUMBEL: ARRIVAL})
 
+    def bounded(self, low, high):
+        if self.form == ARRIVAL and high is None and low is not None and low <= EPSILON:
+            return self
+        return refuse(self)
+
     def __add__(self, number):
         number = as_number(self, number)
+        if math.isnan(number):
+            return number
         if self.form in (ARRIVAL, SCORE, NEGATIVE):
             if abs(number) > EPSILON:
                 refuse(self)
@@ -222,6 +270,8 @@ class Noise(Expression):
     def __mul__(self, number):
         log_factor = log_of(self, number)
         if self.form in (ARRIVAL, NEGATIVE):
+            if log_factor == -math.inf:
+                return 0.0
             return self._turned({ARRIVAL: ARRIVAL, NEGATIVE: NEGATIVE}, -log_factor)
         return self._turned({SCORE: SCORE}, log_factor)
 
@@ -232,19 +282,23 @@ class Noise(Expression):
         return self._turned({SCORE: SCORE}, -log_factor)
 
     def __rtruediv__(self, number):
-        return self._turned({ARRIVAL: SCORE, SCORE: ARRIVAL}, log_of(self, number))
+        """c / (e / w) = c w / e, and c / (w / e) = e / (w / c)."""
+        log_factor = log_of(self, number)
+        if self.form == ARRIVAL:
+            return self._turned({ARRIVAL: SCORE}, log_factor)
+        return self._turned({SCORE: ARRIVAL}, -log_factor)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def __lt__(self, other):
         if isinstance(other, Noise):
-            return self._beats(other) == (self.form in (ARRIVAL, NEGATIVE_GUMBEL))
+            return other > self
         return self._below(as_number(self, other))
 
     def __gt__(self, other):
         if isinstance(other, Noise):
-            return self._beats(other) == (self.form in (SCORE, GUMBEL))
+            return self._is_larger(other)
         threshold = as_number(self, other)
         return not math.isnan(threshold) and not self._below(threshold)
 
@@ -262,11 +316,14 @@ class Noise(Expression):
             return self.cell.below(math.exp(min(threshold, 0.0) * weight))
         return refuse(self)
 
-    def _beats(self, other: "Noise") -> bool:
-        """Who wins a race of two: what a running maximum asks. Only for noise that has won nothing before."""
+    def _is_larger(self, other: "Noise") -> bool:
+        """A race of two: what a running maximum asks. A winner can race once more, as after any race."""
         if self.form != other.form or self.cell is other.cell:
-            refuse(self)
-        return elect(self.cell.coins, [self, other]) == 0
+            return refuse(self)
+        if self.log_weight == other.log_weight == -math.inf:
+            return False  # both are 0, or both infinite
+        wins = elect(self.cell.coins, [self, other]) == 0
+        return wins if self.form in LARGEST_WINS else not wins
 
 
 class Spent(Expression):
@@ -284,11 +341,11 @@ def as_number(expression: Expression, number) -> float:
 
 
 def log_of(expression: Expression, number) -> float:
-    """The logarithm of a factor of at least 0, −inf for 0; NaN counts as 0, as no comparison with it holds."""
+    """The logarithm of a factor of at least 0, −inf for 0."""
     number = as_number(expression, number)
-    if number < 0:
+    if number < 0 or math.isnan(number):
         refuse(expression)
-    if number == 0 or math.isnan(number):
+    if number == 0:
         return -math.inf
     return math.log(number)
 
@@ -310,8 +367,8 @@ def elect(coins: "Coins", scores: Sequence[Noise]) -> int:
     if len(set(map(id, cells))) < len(cells):
         raise RandomnessError("one random number stands in two places of an argmax")
     earlier = {id(cell.race): cell.race for cell in cells if cell.race is not None}
-    if any(cell.low > 0 or cell.high < 1 for cell in cells):
-        raise RandomnessError("a number that was compared with another one decides an argmax, too")
+    if any(cell.low > 0 or cell.high < 1 or cell.is_used_up for cell in cells):
+        raise RandomnessError("a number that was compared with another one takes part in an argmax, too")
     if len(earlier) > 1 or any(race.again for race in earlier.values()):
         raise RandomnessError("noise is raced more than twice")
     if not earlier:
@@ -326,7 +383,7 @@ def elect(coins: "Coins", scores: Sequence[Noise]) -> int:
 
 
 def _conditional(race: Race, cells: Sequence[Cell], weights: np.ndarray) -> np.ndarray:
-    """The law of the winner among cells by new weights, given who won the race that they, or some, took part in."""
+    """The law of the winner among cells by new weights, given who won the race that some of them took part in."""
     everyone = list(race.cells)
     everyone += [cell for cell in cells if cell.race is None]  # their weight in the first race was 0
     place = {id(cell): index for index, cell in enumerate(everyone)}
@@ -344,12 +401,15 @@ def _conditional(race: Race, cells: Sequence[Cell], weights: np.ndarray) -> np.n
 def second_winner(first: np.ndarray, winner: int, second: np.ndarray) -> np.ndarray:
     """(n,) the law of argmin e / second, given that argmin e / first is the winner, over the same exponential noise e.
 
-    Let t be the winner's arrival in the first race, exponential with rate W = Σ first. Whatever else ran in it has
-    e = first · t + a fresh exponential number. In the second race number k then arrives at a_k t plus an exponential
-    number of rate second_k, with a_k = first_k / second_k, and the winner at a t exactly, a = first / second of its
-    own. It wins again if nobody arrives before: the mean of exp(−Σ_k second_k (a − a_k)_+ t) over t, which is
-    W / (W + Σ_k second_k (a − a_k)_+). And j wins at r t, for an r between a_j and a, with the density
-    second_j W / (W + Σ_k second_k (r − a_k)_+)²; that is integrated between the a_k, where the sum is linear in r.
+    In a race number k arrives at e_k / weight_k, and the earliest arrival wins. Let t be the first race's earliest
+    arrival; it is exponential with rate W = Σ first. Every other number arrived later, so that its e is first_k · t
+    plus a fresh exponential number. In the second race it therefore arrives at a_k t plus an exponential number of rate
+    second_k, with a_k = first_k / second_k. The first winner arrives at a t exactly, a being its own such ratio.
+
+    It wins again if nobody arrives before. Given t that has the probability exp(−Σ_k second_k max(r − a_k, 0) t) at
+    r = a, and the mean over t is W / (W + Σ_k second_k max(a − a_k, 0)). Number j wins instead by arriving at r t for
+    some r between a_j and a, with the density second_j W / (W + Σ_k second_k max(r − a_k, 0))². The sum is linear in r
+    between two neighbouring a_k, where the integral is elementary.
 
     Example: with the same weights in both races the same one wins. With first (1, 1), winner 0 and second (1, 3), the
     a are 1 and 1/3, so that 0 wins again with probability 2 / (2 + 3 · 2/3) = 1/2.

@@ -164,7 +164,7 @@ def test_rounding_is_told_from_a_fault():
     assert exact.judge(in_float32, conventions.PLAIN).verdict == judgement.LOSSY  # in float64 it would be one
     found = exact.judge(in_float32, conventions.PLAIN, dtype=torch.float32)
     assert found.verdict == judgement.ROUNDING
-    assert 1e-12 < found.distance < 8 * torch.finfo(torch.float32).eps
+    assert 1e-12 < found.distance < 2 * torch.finfo(torch.float32).eps
     assert exact.judge(foreign.no_residual, conventions.PLAIN, dtype=torch.bfloat16).verdict == judgement.LOSSY
 
 
@@ -210,6 +210,12 @@ def test_too_many_coins_end_with_a_message(monkeypatch):
 def test_what_is_no_step_is_an_error(tokens):
     with pytest.raises(ValueError, match="the sampler gave"):
         exact.judge(lambda p, q, drafted: tokens, conventions.PLAIN, lengths=(1,))
+
+
+def test_nothing_to_try_is_an_error():
+    for nothing in ({"tried": []}, {"lengths": []}):
+        with pytest.raises(ValueError, match="nothing to try"):
+            exact.judge(foreign.textbook, conventions.PLAIN, **nothing)
 
 
 def test_in_a_test_of_ones_own():

@@ -57,6 +57,11 @@ DRAWS = {
     "numpy's −log(−log u)": lambda: (np.log(NUMBERS) - np.log(-np.log(np.random.rand(3)))).argmax(),
     "numpy's searchsorted": lambda: np.searchsorted(NUMBERS.cumsum(), np.random.random()),
     "random.choices": lambda: random.choices([0, 1, 2], weights=NUMBERS.tolist())[0],
+    "p / −log(1 − u)": lambda: (P / -torch.log(1 - uniform())).argmax(),
+    "log u / p": lambda: (uniform().log() / P).argmax(),
+    "1 / (1 / (p / e))": lambda: (2 / (2 / (P / noise()))).argmax(),
+    "a running minimum": lambda: min(range(3), key=(noise() / P).tolist().__getitem__),
+    "a running maximum of logs": lambda: max(range(3), key=(uniform().log() / P).tolist().__getitem__),
     "a running maximum": lambda: max(range(3), key=(P / noise()).tolist().__getitem__),
 }
 
@@ -80,7 +85,7 @@ COINS = {
     "rand_like": lambda: torch.rand_like(P)[1] <= 0.3,
     "uniform_": lambda: torch.empty(2).uniform_(1, 2)[0] < 1.3,
     "a seeded generator": lambda: torch.rand(1, generator=torch.Generator().manual_seed(3)) < 0.3,
-    "after a seed": lambda: torch.manual_seed(0) is not None and torch.rand(1) < 0.3,
+    "after a seed": lambda: (torch.manual_seed(0), torch.rand(1))[1] < 0.3,
     "bernoulli": lambda: torch.bernoulli(P)[1],
     "bernoulli_": lambda: torch.empty(1).bernoulli_(0.3),
     "an exponential": lambda: noise()[0] > -math.log(0.3),
@@ -105,6 +110,13 @@ def _stored() -> torch.Tensor:
 def test_a_comparison_is_a_coin(name):
     found = law(lambda: bool(COINS[name]()))
     assert found == pytest.approx({True: 0.3, False: 0.7}, abs=1e-7 if name in ("bernoulli_",) else 1e-12)
+
+
+def test_a_ratio_of_zero_is_infinite_as_for_numbers():
+    p = torch.tensor([0.0, 0.5], dtype=torch.float64)
+    q = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    found = law(lambda: tuple((torch.rand(2, dtype=torch.float64) * (q / p) > 0.25).tolist()))
+    assert found == pytest.approx({(True, True): 0.75, (True, False): 0.25})
 
 
 def test_a_number_that_is_compared_twice_is_the_same_number():
@@ -204,6 +216,10 @@ REFUSED = {
     "the largest uniform": lambda: int(torch.rand(3).argmax()),
     "the winner's value": lambda: float((P / noise()).max()),
     "a race after a comparison": lambda: _race_after_comparison(),
+    "a clamped logarithm": lambda: bool(uniform()[0].log().clamp(min=0) > -1),
+    "a clamp that changes": lambda: bool((2 * torch.rand(1)).clamp(max=1) < 0.3),
+    "a score that is not a number": lambda: int((P * float("nan") / noise()).argmax()),
+    "u after 1 − u": lambda: _both_ways(),
     "a function imported by name": lambda: imported_by_name() < 0.5,
 }
 
@@ -213,6 +229,12 @@ def _race_after_comparison() -> int:
     if number[0] < 0.5:
         return 0
     return int((P / -number.log()).argmax())
+
+
+def _both_ways() -> bool:
+    number = torch.rand(1)
+    noisy = -torch.log(1 - number)
+    return bool(number < 0.5) and bool(noisy < 1)
 
 
 @pytest.mark.parametrize("name", REFUSED)
