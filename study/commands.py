@@ -79,23 +79,27 @@ def deaf() -> Iterator[None]:
 
 def checked_prompts(options: Namespace) -> list[str]:
     """The ids of a race's prompts; ValueError on methods, prompts or a pair that make no sense."""
-    known = raced(options)
+    chosen = methods_of(options)
     models.check_name(options.pair)
-    alone = [name for name, made in known.items() if made.head == "pair"]
-    if alone and models.PAIRS.get(options.pair, (None, None))[1] is None:
-        raise ValueError(f"{alone[0]!r}: {options.pair} has no draft model of its own, name a trained head")
-    drawn = [name for name, made in known.items() if made.drawn is not Drawn.POINT]
-    if drawn and getattr(options, "temperature", 0.0) == 0:
-        raise ValueError(f"{drawn[0]!r} draws its tree: that needs a race at a --temperature above 0")
-    ids = [one for choice in options.prompts for one in prompts.chosen(choice)]
-    given = [*options.methods, *ids]
-    twice = [name for name in given if given.count(name) > 1]
+    with_own_draft = [name for name, method in chosen.items() if method.head == "pair"]
+    _, draft = models.PAIRS.get(options.pair, (None, None))
+    if with_own_draft and draft is None:
+        raise ValueError(f"{with_own_draft[0]!r}: {options.pair} has no draft model of its own, name a trained head")
+    drawing = [name for name, method in chosen.items() if method.drawn is not Drawn.POINT]
+    temperature = getattr(options, "temperature", 0.0)
+    if drawing and temperature == 0:
+        raise ValueError(f"{drawing[0]!r} draws its tree: that needs a race at a --temperature above 0")
+    ids: list[str] = []
+    for choice in options.prompts:
+        ids += prompts.chosen(choice)
+    names = [*options.methods, *ids]
+    twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"{twice[0]!r} stands twice among methods or --prompts: --repetitions repeats")
     return ids
 
 
-def raced(options: Namespace) -> dict[str, Method]:
+def methods_of(options: Namespace) -> dict[str, Method]:
     """The methods of a command by name, changed as its options say."""
     changes = {"head": options.head, "softened": options.softened, "forwards": options.forwards}
     return {name: methods.method(name, **changes) for name in options.methods}
@@ -119,7 +123,7 @@ def check_kernels(options: Namespace) -> None:
         raise ValueError(f"--packed needs a CPU with kernels for packed weights of {dtype}")
 
 
-def settled(options: Namespace) -> dict[str, object]:
+def dtype_and_packing(options: Namespace) -> dict[str, object]:
     """dtype and packed, as asked for; what was left open as load_pair() chooses it, the fastest on this machine."""
     if options.dtype:
         return {"dtype": options.dtype, "packed": bool(options.packed)}
@@ -127,11 +131,19 @@ def settled(options: Namespace) -> dict[str, object]:
     if options.packed is not None:
         packed = options.packed
     elif packed:
-        target, draft = models.PAIRS.get(options.pair, (options.pair, None))
-        packed = not models.quantised(target) and not (draft and models.quantised(draft))
-    how = "packed weights" if packed else "weights as they are"
-    print(f"{options.pair}: {dtype}, {how}: the fastest here (others: --dtype, --packed, --no-packed)", file=sys.stderr)
+        packed = not _is_quantised(options.pair)
+    weights = "packed weights" if packed else "weights as they are"
+    told = f"{options.pair}: {dtype}, {weights}: the fastest here (others: --dtype, --packed, --no-packed)"
+    print(told, file=sys.stderr)
     return {"dtype": dtype, "packed": packed}
+
+
+def _is_quantised(pair: str) -> bool:
+    """Whether a pair's target or draft model is quantised: such weights cannot be packed."""
+    target, draft = models.PAIRS.get(pair, (pair, None))
+    if models.quantised(target):
+        return True
+    return draft is not None and models.quantised(draft)
 
 
 def check_pair(wanted: Experiment) -> None:
@@ -156,7 +168,7 @@ def race(options: Namespace) -> pd.DataFrame:
     Warp(options.temperature)  # ValueError on one that is none
     settings = common(options)
     settings |= {"temperature": options.temperature, "repetitions": options.repetitions, "whole": options.whole}
-    settings |= settled(options)
+    settings |= dtype_and_packing(options)
     return measured(Experiment("", experiments.RACE_CELL, prompts=ids, settings=settings), options)
 
 
@@ -168,8 +180,14 @@ def texts(options: Namespace) -> pd.DataFrame:
 
 def common(options: Namespace) -> dict[str, object]:
     """The settings of a race and of texts."""
-    settings = {"methods": options.methods, "length": options.tokens, "pair": options.pair}
-    return settings | {"head": options.head, "softened": options.softened, "forwards": options.forwards}
+    return {
+        "methods": options.methods,
+        "length": options.tokens,
+        "pair": options.pair,
+        "head": options.head,
+        "softened": options.softened,
+        "forwards": options.forwards,
+    }
 
 
 def price(options: Namespace) -> pd.DataFrame:
@@ -177,7 +195,8 @@ def price(options: Namespace) -> pd.DataFrame:
     models.check_name(options.pair)
     check_kernels(options)
     heads.hashes(set(options.heads) - {"pair"})  # ValueError on one that is not there
-    settings = {"heads": options.heads, "pair": options.pair, "repetitions": options.repetitions, **settled(options)}
+    settings = {"heads": options.heads, "pair": options.pair, "repetitions": options.repetitions}
+    settings |= dtype_and_packing(options)
     settings["prefix"] = options.prefix or loading.PREFIX
     if not options.scheduler:
         pair = loading.loaded(options.pair, settings["dtype"], settings["packed"])
@@ -193,14 +212,14 @@ def measured(wanted: Experiment, options: Namespace) -> pd.DataFrame:
         check_pair(wanted)
     file = Path(f"{options.out.removesuffix('.jsonl')}.jsonl")
     command = provenance.command("study")
-    before = wanted.recorded(file)
-    if before:
-        count = f"{len(before)} of {len(wanted.blocks())} blocks are in {file} already"
+    already_there = wanted.recorded(file)
+    if already_there:
+        count = f"{len(already_there)} of {len(wanted.blocks())} blocks are in {file} already"
         print(f"{count}, by their methods' names: after a change behind a name use another --out", file=sys.stderr)
     with executors(options) as executor:
-        table = wanted.measure(file, command, executor, options.retry)
-    show(wanted, table)
-    return table
+        runs = wanted.measure(file, command, executor, options.retry)
+    show(wanted, runs)
+    return runs
 
 
 def record(options: Namespace) -> pd.DataFrame:
@@ -208,40 +227,37 @@ def record(options: Namespace) -> pd.DataFrame:
     for name in options.names:  # names and prompts without sense are told before the first hour is spent
         check_alone(experiments.chosen(name, options.prompts), options)
     tables = []
-    how = {"only": options.prompts, "retry": options.retry, "command": provenance.command("study")}
+    options_of_all = {"only": options.prompts, "retry": options.retry, "command": provenance.command("study")}
     with executors(options) as executor:
         for name in options.names:
-            table = experiments.record(name, executor=executor, plan=planned(name), **how)
-            failures = (table["status"] == "failed").sum()
-            print(f"{name}: {table['block'].nunique()} blocks, {failures} failures")
-            tables.append(table)
+            runs = experiments.record(name, executor=executor, plan=plan_of(name), **options_of_all)
+            failures = (runs["status"] == "failed").sum()
+            print(f"{name}: {runs['block'].nunique()} blocks, {failures} failures")
+            tables.append(runs)
     return pd.concat(tables)
 
 
 def gpu(options: Namespace) -> pd.DataFrame:
     """The experiments that a GPU is asked, one after the other, what they say, and a forecast at the papers' scale."""
     folder = Path(options.out) if options.out else experiments.RESULTS
+    options_of_all = {"folder": folder, "retry": options.retry, "command": provenance.command("study")}
     tables = {}
     for name, wanted in experiments.TABLE.items():
-        if name.startswith("gpu_"):
-            print(f"\n{name} on {provenance.facts('')['device']}", flush=True)
-            plan = planned(name)
-            how = {"folder": folder, "retry": options.retry, "command": provenance.command("study")}
-            tables[name] = experiments.record(name, plan=plan, **how)
-            show(wanted, tables[name])
-    shapes = tables["gpu_shapes"]
-    raced = tables["gpu_race"]
-    if (raced["status"] == "ok").any() and not (shapes["status"] == "failed").any():
-        print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")
-        print(prices.forecast(raced, shapes[shapes["graphs"]]).round(2).to_string())
+        if not name.startswith("gpu_"):
+            continue
+        device = provenance.facts("")["device"]
+        print(f"\n{name} on {device}", flush=True)
+        tables[name] = experiments.record(name, plan=plan_of(name), **options_of_all)
+        show(wanted, tables[name])
+    show_forecast(tables["gpu_race"], tables["gpu_shapes"])
     return pd.concat(tables.values())
 
 
-def planned(name: str) -> str:
+def plan_of(name: str) -> str:
     """Hashes of the claims that will judge an experiment: each of its blocks carries them."""
     from study import claims as judging  # now: it brings what no other command needs
 
-    return judging.planned(name)
+    return judging.plan_of(name)
 
 
 def claims(options: Namespace) -> pd.DataFrame:
@@ -249,93 +265,125 @@ def claims(options: Namespace) -> pd.DataFrame:
     from study import claims as judging  # now: it brings what no other command needs
 
     if not options.paper:
-        print(judging.summary({paper: judging.judged(paper) for paper in judging.PAPERS}).to_string())
-    else:
-        table = judging.judged(options.paper).set_index("claim")
-        print(table[["where", "effect", "ours", "low", "high", "prompts", "verdict"]].round(3).to_string())
+        judged = {paper: judging.judged(paper) for paper in judging.PAPERS}
+        print(judging.summary(judged).to_string())
+        return NOTHING
+    judged = judging.judged(options.paper).set_index("claim")
+    columns = ["where", "effect", "ours", "low", "high", "prompts", "verdict"]
+    print(judged[columns].round(3).to_string())
     return NOTHING
 
 
-def listing(options: Namespace) -> pd.DataFrame:
+def list_experiments(options: Namespace) -> pd.DataFrame:
     """The table of experiments."""
     print(experiments.listing().set_index("name").to_string())
     return NOTHING
 
 
-def table(options: Namespace) -> pd.DataFrame:
+def list_methods(options: Namespace) -> pd.DataFrame:
     """The table of methods, or those with a word in their name."""
-    found = {name: made for name, made in METHODS.items() if options.word in name}
-    if not found:
+    chosen = {name: method for name, method in METHODS.items() if options.word in name}
+    if not chosen:
         methods.check(options.word)  # ValueError with what may be meant
-    for name, made in found.items():
-        print(f"{name:32} {said(made)}")
+    for name, method in chosen.items():
+        print(f"{name:32} {in_a_line(method)}")
     return NOTHING
 
 
-def said(made: Method) -> str:
-    """A method in a line: who drafts, by which rule, how drawn and verified, where that is not the usual way."""
-    if not made.ours:
-        options = ", ".join(f"{name}={value}" for name, value in made.generate.items())
-        return f"transformers' generate{' with an assistant model' if made.assistant else ''} {options}".rstrip()
+def in_a_line(method: Method) -> str:
+    """A method in a line: who drafts, by which rule, how drawn and verified, where that is not the usual way.
+
+    >>> in_a_line(METHODS["hass-salf-6, in graphs"])
+    'head hass, Salf(total=6, beam=3, threshold=0.8, width=10); forwards in graphs'
+    """
+    if not method.ours:
+        return _generate_in_a_line(method)
     parts = []
-    if made.head is not None:
-        rule = "sizes by prices" if isinstance(made.grow, Auto) else label(made.grow)
-        parts.append(f"head {made.head}, {rule}")
-    for build in (made.drafter, made.look_up):
+    if method.head is not None:
+        rule = "sizes by prices" if isinstance(method.grow, Auto) else label(method.grow)
+        parts.append(f"head {method.head}, {rule}")
+    for build in (method.drafter, method.look_up):
         if build is not None:
             parts.append(str(build))
-    if made.drawn is not Drawn.POINT:
-        parts.append(f"drawn {made.drawn.name.lower()}, verified by {made.verifier.__name__}")
-    if made.window is not None:
-        parts.append(str(made.window))
-    if made.forwards != methods.USUAL:
-        parts.append(f"forwards {made.forwards}")
+    if method.drawn is not Drawn.POINT:
+        parts.append(f"drawn {method.drawn.name.lower()}, verified by {method.verifier.__name__}")
+    if method.window is not None:
+        parts.append(str(method.window))
+    if method.forwards != methods.USUAL:
+        parts.append(f"forwards {method.forwards}")
     return "; ".join(parts)
+
+
+def _generate_in_a_line(method: Method) -> str:
+    """A method of transformers in a line."""
+    parts = ["transformers' generate"]
+    if method.assistant:
+        parts.append("with an assistant model")
+    if method.generate:
+        parts.append(", ".join(f"{name}={value}" for name, value in method.generate.items()))
+    return " ".join(parts)
 
 
 # ---- what a recorded table says -----------------------------------------------------------------------------------
 
 
-def show(wanted: Experiment, table: pd.DataFrame) -> None:
+def show(wanted: Experiment, runs: pd.DataFrame) -> None:
     """Print what a recorded table says, by what its blocks measured."""
-    good = table[table["status"] == "ok"]
+    good = runs[runs["status"] == "ok"]
     if good.empty:  # the command ends with what failed
         return
-    shows = {"texts": show_texts, "race": show_race, "law": show_law, "curves": show_curves, "shapes": show_curves}
-    shows[wanted.cell.name](wanted, good, table)
+    cell = wanted.cell.name
+    if cell == "race":
+        show_race(runs, baseline=wanted.settings["methods"][0])
+    elif cell == "texts":
+        show_texts(good)
+    elif cell == "law":
+        print(good[["method", "heat", "outcomes", "p value"]].to_string(index=False))
+    else:
+        show_curves(good)
 
 
-def show_texts(wanted: Experiment, good: pd.DataFrame, table: pd.DataFrame) -> None:
+def show_texts(good: pd.DataFrame) -> None:
     """How many texts are those of generate, method by method."""
-    for name, part in good.groupby("method", sort=False):
-        equal = part["equal"].astype(bool).sum()
-        same = part["same"].astype(bool).sum()
-        print(f"{name}: {same} of {len(part)} texts are those of generate, {same - equal} but for a near tie")
+    for name, texts_of_one in good.groupby("method", sort=False):
+        equal = texts_of_one["equal"].astype(bool).sum()
+        same = texts_of_one["same"].astype(bool).sum()
+        count = len(texts_of_one)
+        print(f"{name}: {same} of {count} texts are those of generate, {same - equal} but for a near tie")
 
 
-def show_race(wanted: Experiment, good: pd.DataFrame, table: pd.DataFrame) -> None:
-    """Speed-ups over the first method, which differences the prompts do not tell, and whether there are enough."""
-    baseline = wanted.settings["methods"][0]
-    if not (good["method"] == baseline).any():
+def show_race(runs: pd.DataFrame, baseline: str) -> None:
+    """Speed-ups over a method, which differences the prompts do not tell, and whether there are enough of them."""
+    ran = (runs["status"] == "ok") & (runs["method"] == baseline)
+    if not ran.any():
         return
-    found = stats.speed_ups(table, baseline)
-    print(found[["tau", "speed-up", "low", "high", "token/s", "prompts", "failed"]].round(2).to_string())
-    level = [name for name, row in found.iterrows() if name != baseline and row["low"] <= 1 <= row["high"]]
-    if level:
-        print(f"not told from {baseline}, the interval holds 1: {', '.join(level)}")
-    count = table["prompt"].nunique()
+    speed_ups = stats.speed_ups(runs, baseline)
+    columns = ["tau", "speed-up", "low", "high", "token/s", "prompts", "failed"]
+    print(speed_ups[columns].round(2).to_string())
+    rivals = speed_ups.drop(baseline)
+    not_told_apart = rivals[(rivals["low"] <= 1) & (rivals["high"] >= 1)].index
+    if len(not_told_apart):
+        print(f"not told from {baseline}, the interval holds 1: {', '.join(not_told_apart)}")
+    count = runs["prompt"].nunique()
     if count < FEW:
         print(f"only {count} of the {FEW} prompts that an interval needs at least: try --prompts own:4")
 
 
-def show_law(wanted: Experiment, good: pd.DataFrame, table: pd.DataFrame) -> None:
-    """The chi-square tests."""
-    print(good[["method", "heat", "outcomes", "p value"]].to_string(index=False))
-
-
-def show_curves(wanted: Experiment, good: pd.DataFrame, table: pd.DataFrame) -> None:
+def show_curves(good: pd.DataFrame) -> None:
     """Milliseconds by the number of nodes, with graphs apart from without."""
     for recorded, part in good.groupby("graphs"):
-        curves = 1000 * part.pivot(index="nodes", columns="model", values="median")
+        milliseconds = 1000 * part.pivot(index="nodes", columns="model", values="median")
         title = "nodes, ms in graphs" if recorded else "nodes, ms"
-        print(curves.round(2).rename_axis(title).to_string())
+        print(milliseconds.round(2).rename_axis(title).to_string())
+
+
+def show_forecast(raced: pd.DataFrame, shapes: pd.DataFrame) -> None:
+    """What a recorded race would be at the prices of larger models' shapes, if both were measured."""
+    no_race = not (raced["status"] == "ok").any()
+    no_prices = (shapes["status"] == "failed").any()
+    if no_race or no_prices:
+        return
+    print("\nForecast, not measured: the race's counts at the prices of gpu_shapes in graphs, over plain decoding")
+    in_graphs = shapes[shapes["graphs"]]
+    speed_ups = prices.forecast(raced, in_graphs)
+    print(speed_ups.round(2).to_string())

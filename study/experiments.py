@@ -20,7 +20,7 @@ n-grams' defaults, once tuned on all own prompts). Minutes are estimates on two 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -40,6 +40,7 @@ from study.measure.replays import rules_block
 from study.measure.texts import texts_block
 from study.measure.verifiers import verifiers_block
 from study.methods import method
+from study.paper import EDD_PRICE_7B
 from study.record import Block, Recorded, grid, identified, read, run, table
 from training.__main__ import COMMANDS as TRAINING
 
@@ -82,9 +83,13 @@ ALIKE_CELL = _cell("alike", alike_block, *branches.COLUMNS)
 class Experiment:
     """One recording of data/results, or one of a command's own.
 
-    name: of the file; cell: what measures its blocks; feeds: notebooks, by number; minutes: an estimate; prompts: by
-    ``prompts.chosen`` ("own:5-10"), each makes a block; settings: of the cell's function, shared by all blocks; over:
-    settings of which each value makes blocks of its own.
+    name: of the file.
+    cell: what measures its blocks.
+    feeds: notebooks that read it, by number; none where only a command shows what it says.
+    minutes: an estimate.
+    prompts: by ``prompts.chosen`` ("own:5-10"), each makes a block.
+    settings: of the cell's function, shared by all blocks.
+    over: settings of which each value makes blocks of its own.
     """
 
     name: str
@@ -99,7 +104,10 @@ class Experiment:
         """The settings of every block; ValueError on a prompt that is not known."""
         axes = dict(self.over)
         if self.prompts:
-            axes = {"prompt": [one for name in self.prompts for one in prompts.chosen(name)], **axes}
+            ids: list[str] = []
+            for choice in self.prompts:
+                ids += prompts.chosen(choice)
+            axes = {"prompt": ids, **axes}
         return [{**self.settings, **block} for block in grid(**axes)]
 
     def heads(self) -> set[str]:
@@ -108,39 +116,51 @@ class Experiment:
         Where methods are measured, a head by name takes the place of theirs (see ``methods.method``), but not of that
         of the plain method.
         """
-        own = self.settings.get("head", "")
+        replacement = self.settings.get("head", "")
         if "methods" not in self.settings:
-            return {own, *self.settings.get("heads", ()), *self.over.get("head", ())} - {"", "pair"}
-        measured = [*self.settings["methods"], self.settings.get("control", "")]
-        used = {self._head_of(name, own) for name in measured if name}
-        plain = self.settings.get("plain", "")
-        if plain:
-            used.add(self._head_of(plain, ""))
+            named = {replacement, *self.settings.get("heads", ()), *self.over.get("head", ())}
+            return named - {"", "pair"}
+        measured = [*self.settings["methods"]]
+        if self.settings.get("control"):
+            measured.append(self.settings["control"])
+        used = {self._trained_head(name, replacement) for name in measured}
+        if self.settings.get("plain"):
+            used.add(self._trained_head(self.settings["plain"]))
         return used - {None, "pair"}
 
-    def _head_of(self, name: str, own: str) -> str | None:
-        """The trained head that a method drafts with; the assistant's is the vdm, unless the pair has a draft model."""
-        made = method(name, head=own)
-        if not made.assistant:
-            return made.head
+    def _trained_head(self, name: str, replacement: str = "") -> str | None:
+        """The head whose weights a method needs, "pair" or none.
+
+        Of transformers' assistant it is the vdm, unless the pair has a draft model: see ``loading.assistant``.
+        """
+        named = method(name, head=replacement)
+        if not named.assistant:
+            return named.head
         _, draft = models.PAIRS.get(self.settings.get("pair", models.EMBEDDED), (None, None))
         return "vdm" if draft is None else None
 
     def folder(self) -> Path | None:
         """The folder from which its target is loaded, if it is one of a reader's own."""
         pair = str(self.settings.get("pair", models.EMBEDDED))
-        return Path(pair) if pair not in models.PAIRS and Path(pair).is_dir() else None
+        if pair in models.PAIRS or not Path(pair).is_dir():
+            return None
+        return Path(pair)
 
     def weights(self) -> set[str]:
         """All of which a block's line says the hash: the heads, and the target if it is loaded from a folder."""
-        return self.heads() if self.folder() is None else {*self.heads(), f"{TARGET}{self.folder()}"}
+        names = self.heads()
+        folder = self.folder()
+        if folder is not None:
+            names.add(f"{TARGET}{folder}")
+        return names
 
     def hashes(self) -> dict[str, str]:
         """Hashes of the weights that would be used now; ValueError if a head is not there."""
-        found = heads.hashes(self.heads())
-        if self.folder() is not None:
-            found[f"{TARGET}{self.folder()}"] = folder_hash(self.folder())
-        return found
+        by_name = heads.hashes(self.heads())
+        folder = self.folder()
+        if folder is not None:
+            by_name[f"{TARGET}{folder}"] = folder_hash(folder)
+        return by_name
 
     def identified(self) -> list[Block]:
         """Its blocks with the keys under which they are recorded."""
@@ -160,7 +180,7 @@ class Experiment:
     ) -> pd.DataFrame:
         """Measure the blocks that the file lacks; the table of all of them, see ``record.run``.
 
-        plan: hashes of the claims that will judge it, ``claims.planned(name)``.
+        plan: hashes of the claims that will judge it, ``claims.plan_of(name)``.
         """
         options = {"command": command, "heads": self.hashes(), "executor": executor, "retry": retry, "plan": plan}
         return run(self.cell.name, self.cell.measure, self.blocks(), file, **options)
@@ -172,7 +192,8 @@ def folder_hash(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in MODEL_FILES:
             facts = path.stat()
-            digest.update(f"{path.name} {_file_hash(path, facts.st_size, facts.st_mtime_ns)}\n".encode())
+            of_file = _file_hash(path, facts.st_size, facts.st_mtime_ns)
+            digest.update(f"{path.name} {of_file}\n".encode())
     return digest.hexdigest()
 
 
@@ -436,9 +457,13 @@ DYNATREE = Experiment(
 THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # those of the paper
 
 
-def dynatrees(depths: Iterable[int], branches: Iterable[int], thresholds: Iterable[float]) -> list[DynaTree]:
-    """DynaTree's rule with all combinations of these settings, the thresholds running fastest."""
-    sizes = grid(depth=depths, branch=branches, threshold=thresholds)
+def dynatrees(depths: Iterable[int], widths: Iterable[int], thresholds: Iterable[float]) -> list[DynaTree]:
+    """DynaTree's rule with all combinations of these settings, the thresholds running fastest.
+
+    >>> [(rule.branch, rule.threshold) for rule in dynatrees([3], [1, 2], [0.01, 0.1])]
+    [(1, 0.01), (1, 0.1), (2, 0.01), (2, 0.1)]
+    """
+    sizes = grid(depth=depths, branch=widths, threshold=thresholds)
     return [DynaTree(**size) for size in sizes]
 
 
@@ -521,8 +546,8 @@ EDD_RULES = Experiment(
         "wide": [chain(10), Eagle2(50), Pct(0.01)],
         "rules": [
             chain(5), chain(10), kary(3, 5), Cape(), Eagle2(50), Eagle2(20),
-            *(Pct(cost) for cost in (0.01, 0.02, 0.0279, 0.0369, 0.061, 0.1, 0.2, 0.3)),
-            Pct(0.0369, leaf=0.0),
+            *(Pct(cost) for cost in (0.01, 0.02, 0.0279, EDD_PRICE_7B, 0.061, 0.1, 0.2, 0.3)),
+            Pct(EDD_PRICE_7B, leaf=0.0),
         ],
     },
     over={"head": ["edd"]},
@@ -539,8 +564,12 @@ EDD_WIDTHS = Experiment(
     "edd_widths", RULES_CELL, feeds=["04"], minutes=15, prompts=["gsm100:24"],
     settings={
         "length": 64,
-        "wide": [Eagle2(50), Pct(0.0369, k=10)],
-        "rules": [Eagle2(50), Pct(0.0369), *(Pct(0.0369, k=width) for width in (1, 2, 3, 4, 6, 8, 10))],
+        "wide": [Eagle2(50), Pct(EDD_PRICE_7B, k=10)],
+        "rules": [
+            Eagle2(50),
+            Pct(EDD_PRICE_7B),
+            *(Pct(EDD_PRICE_7B, k=width) for width in (1, 2, 3, 4, 6, 8, 10)),
+        ],
     },
     over={"head": ["edd"]},
 )  # fmt: skip
@@ -548,13 +577,15 @@ EDD_WIDTHS = Experiment(
 
 # ---- notebook 05: SALF and TALF -------------------------------------------------------------------------------------
 
-SIXTY = ["beam-60", "optimal-60", "salf-60"]  # sixty nodes by three rules
-
+# Sixty nodes by three rules, of three heads.
 SALF = Experiment(
     "salf", RACE_CELL, feeds=["05"], minutes=70, prompts=["own:5-8", "humaneval:6", "gsm100:6"],
     settings=OF_RACE | {
         "repetitions": 3,
-        "methods": ["generate", *(f"{head}-{tree}" for head in ("eagle", "hass", "talf") for tree in SIXTY)],
+        "methods": [
+            "generate", "eagle-beam-60", "eagle-optimal-60", "eagle-salf-60", "hass-beam-60", "hass-optimal-60",
+            "hass-salf-60", "talf-beam-60", "talf-optimal-60", "talf-salf-60",
+        ],
     },
 )  # fmt: skip
 
@@ -614,8 +645,9 @@ SALF_HEADS = Experiment(
 
 # ---- what a GPU is asked, all by one command: python -m study gpu (minutes there; a CPU takes hours) ----------------
 
+# The command shows what they say. Only gpu_prices has been recorded, and notebook 06 reads it.
 GPU_TEXTS = Experiment(
-    "gpu_texts", TEXTS_CELL, feeds=["06"], minutes=1, prompts=["own:1"],
+    "gpu_texts", TEXTS_CELL, minutes=1, prompts=["own:1"],
     settings={
         "length": 48,
         "control": "ptd",
@@ -627,7 +659,7 @@ GPU_TEXTS = Experiment(
 )  # fmt: skip
 
 GPU_LAW = Experiment(
-    "gpu_law", LAW_CELL, feeds=["06"], minutes=1, prompts=["conversation-01"],
+    "gpu_law", LAW_CELL, minutes=1, prompts=["conversation-01"],
     settings={
         "draws": 400,
         "temperature": 1.0,
@@ -651,7 +683,7 @@ GPU_PRICES = Experiment(
 OF_GPU_RACE = {"length": 96, "repetitions": 1, "dtype": "bfloat16"}
 
 GPU_RACE = Experiment(
-    "gpu_race", RACE_CELL, feeds=["06"], minutes=2, prompts=["own:2"],
+    "gpu_race", RACE_CELL, minutes=2, prompts=["own:2"],
     settings=OF_GPU_RACE | {
         "methods": [
             "generate", "undrafted, in graphs", "prompt lookup", "assistant", "n-gram tree, in graphs",
@@ -662,7 +694,7 @@ GPU_RACE = Experiment(
 )  # fmt: skip
 
 GPU_SAMPLED = Experiment(
-    "gpu_sampled", RACE_CELL, feeds=["06"], minutes=1, prompts=["own:1"],
+    "gpu_sampled", RACE_CELL, minutes=1, prompts=["own:1"],
     settings=OF_GPU_RACE | {
         "temperature": 1.0,
         "methods": [
@@ -674,7 +706,7 @@ GPU_SAMPLED = Experiment(
 )  # fmt: skip
 
 GPU_SIZES = Experiment(
-    "gpu_sizes", RACE_CELL, feeds=["06"], minutes=1, prompts=["own:1"],
+    "gpu_sizes", RACE_CELL, minutes=1, prompts=["own:1"],
     settings=OF_GPU_RACE | {
         "methods": [
             "generate", "undrafted, in graphs",
@@ -685,7 +717,7 @@ GPU_SIZES = Experiment(
 
 # Qwen2.5-7B and -0.5B as their configurations describe them, with random weights.
 GPU_SHAPES = Experiment(
-    "gpu_shapes", SHAPES_CELL, feeds=["06"], minutes=1,
+    "gpu_shapes", SHAPES_CELL, minutes=1,
     settings={
         "repetitions": 5,
         "sizes": [1, 2, 4, 8, 16, 32, 64, 128],
@@ -721,14 +753,14 @@ GPU_SHAPES = Experiment(
 
 def table_of(constants: Iterable[object]) -> dict[str, Experiment]:
     """The experiments among these, by name; ValueError if two have the same."""
-    found: dict[str, Experiment] = {}
-    for one in constants:
-        if not isinstance(one, Experiment):
+    by_name: dict[str, Experiment] = {}
+    for constant in constants:
+        if not isinstance(constant, Experiment):
             continue
-        if one.name in found:
-            raise ValueError(f"two experiments have the name {one.name!r}")
-        found[one.name] = one
-    return found
+        if constant.name in by_name:
+            raise ValueError(f"two experiments have the name {constant.name!r}")
+        by_name[constant.name] = constant
+    return by_name
 
 
 TABLE = table_of(list(globals().values()))  # every constant above
@@ -745,12 +777,17 @@ def experiment(wanted: str | Experiment) -> Experiment:
 
 def chosen(wanted: str | Experiment, only: Sequence[str] = ()) -> Experiment:
     """An experiment, or some of its prompts, by ``prompts.chosen``; ValueError on what it has not."""
-    known = experiment(wanted)
-    some = replace(known, prompts=tuple(only)) if only else known
-    foreign = {block.get("prompt") for block in some.blocks()} - {block.get("prompt") for block in known.blocks()}
+    whole = experiment(wanted)
+    part = replace(whole, prompts=tuple(only)) if only else whole
+    foreign = _prompt_ids(part) - _prompt_ids(whole)
     if foreign:
-        raise ValueError(f"{min(foreign)} is no prompt of {known.name}, whose prompts are {', '.join(known.prompts)}")
-    return some
+        raise ValueError(f"{min(foreign)} is no prompt of {whole.name}, whose prompts are {', '.join(whole.prompts)}")
+    return part
+
+
+def _prompt_ids(wanted: Experiment) -> set[str | None]:
+    """The ids of its blocks' prompts; None if it has blocks without one."""
+    return {block.get("prompt") for block in wanted.blocks()}
 
 
 def record(
@@ -766,10 +803,11 @@ def record(
     """Record what an experiment lacks; the table of all its blocks.
 
     only: see ``chosen``. command: what was typed, kept with every block. plan: hashes of the claims that will judge it,
-    ``claims.planned(name)``; each block carries them.
+    ``claims.plan_of(name)``; each block carries them.
     """
-    some = chosen(wanted, only)
-    return some.measure(_file(some, folder), command or f"python -m study record {some.name}", executor, retry, plan)
+    part = chosen(wanted, only)
+    typed = command or f"python -m study record {part.name}"
+    return part.measure(_file(part, folder), typed, executor, retry, plan)
 
 
 def _file(wanted: Experiment, folder: Path) -> Path:
@@ -789,20 +827,26 @@ def recorded(wanted: str | Experiment, folder: Path = RESULTS) -> pd.DataFrame:
     blocks = known.recorded(_file(known, folder))
     if not blocks:
         raise ValueError(f"{known.name} is not recorded yet, as it is now: `python -m study record {known.name}`")
-    found = table(blocks)
-    if "prompt" in found:
-        found = found.assign(domain=prompts.domains(found["prompt"]))
-    found.attrs["stale"] = doubts(blocks, known)
-    return found
+    runs = table(blocks)
+    if "prompt" in runs:
+        runs = runs.assign(domain=prompts.domains(runs["prompt"]))
+    runs.attrs["stale"] = doubts(blocks, known)
+    return runs
 
 
 def missing(wanted: str | Experiment, folder: Path = RESULTS) -> int:
-    """How many blocks of an experiment are to be recorded: those that are not there as they are set now, that failed
-    in part, or that were made with other heads than the committed ones."""
+    """How many blocks of an experiment are to be recorded.
+
+    Those that are not there as they are set now, that failed in part, or that were made with other heads than the
+    committed ones.
+    """
     known = experiment(wanted)
-    blocks = known.recorded(_file(known, folder))
-    good = [one for one in blocks if not one.failed and not replaced(one.line["heads"], known.weights())]
-    return len(known.blocks()) - len(good)
+    good = 0
+    for block in known.recorded(_file(known, folder)):
+        made_with_others = replaced(block.line["heads"], known.weights())
+        if not block.failed and not made_with_others:
+            good += 1
+    return len(known.blocks()) - good
 
 
 def listing(folder: Path = RESULTS) -> pd.DataFrame:
@@ -818,19 +862,23 @@ def listing(folder: Path = RESULTS) -> pd.DataFrame:
 
 
 def _state(done: int, count: int) -> str:
+    """How far a recording is, of which so many blocks are done."""
     if done == count:
         return "complete"
-    return "begun" if done else "to record"
+    if done > 0:
+        return "begun"
+    return "to record"
 
 
 def stale(folder: Path = RESULTS) -> dict[str, str]:
     """What is wrong with recordings, by file name: other heads, a gone command, other columns."""
-    reasons = {path.name: _doubts_about_recording(path) for path in sorted(folder.glob("*.jsonl"))}
-    reasons |= {path.name: _doubts_about_report(path) for path in sorted(folder.glob("*.json"))}
+    reasons = {path.name: _doubts_about_recording(path) for path in folder.glob("*.jsonl")}
+    reasons |= {path.name: _doubts_about_report(path) for path in folder.glob("*.json")}
     return {name: reason for name, reason in sorted(reasons.items()) if reason}
 
 
 def _doubts_about_recording(path: Path) -> str:
+    """What is wrong with a recording, "" if nothing is."""
     blocks = read(path)
     if path.stem not in TABLE:
         return "no experiment has this name"
@@ -843,14 +891,17 @@ def _doubts_about_report(path: Path) -> str:
     """The same for one of the tables of trained heads, by the facts beside it."""
     facts = json.loads(path.read_text(encoding="utf-8"))
     runs = facts.get("runs", [facts])
-    for each in runs:
-        words = each["command"].split()
-        if words[2] not in REPORTED_BY or words[3] not in TRAINING:
+    other: set[str] = set()
+    for run_facts in runs:
+        _, _, package, command, *_ = run_facts["command"].split()  # python -m training report …
+        if package not in REPORTED_BY or command not in TRAINING:
             return "its command is gone"
-    used = [each.get("head_sha256", {}) for each in runs]
-    if not all(used):
-        return "it names no heads"
-    return _made_with_other({name for each in used for name in replaced(each)})
+    for run_facts in runs:
+        hashes = run_facts.get("head_sha256", {})
+        if not hashes:
+            return "it names no heads"
+        other |= replaced(hashes)
+    return made_with_other(other)
 
 
 def doubts(blocks: Sequence[Recorded], known: Experiment) -> str:
@@ -858,37 +909,51 @@ def doubts(blocks: Sequence[Recorded], known: Experiment) -> str:
 
     The heads are others than the committed ones, or the columns others than those that readers know.
     """
-    odd: set[str] = set()
-    for one in blocks:
-        for row in one.rows[:1]:
-            odd |= (row.keys() ^ known.cell.columns) - {"status", "error"} - one.line["settings"].keys()
-    if odd:
-        return f"unknown or missing columns {', '.join(sorted(odd))}"
+    odd_columns: set[str] = set()
+    for block in blocks:
+        for row in block.rows[:1]:  # all rows of a block have the same columns
+            in_one_of_both = row.keys() ^ known.cell.columns
+            odd_columns |= in_one_of_both - {"status", "error"} - block.line["settings"].keys()
+    if odd_columns:
+        return f"unknown or missing columns {', '.join(sorted(odd_columns))}"
     keys = {block.key for block in known.identified()}
     other: set[str] = set()
-    for one in blocks:
-        of_now = one.line["block"] in keys  # else its settings are not the present ones, and its methods may be gone
-        other |= replaced(one.line["heads"], known.weights() if of_now else None)
-    return _made_with_other(other)
+    for block in blocks:
+        wanted = None
+        if block.line["block"] in keys:  # else its settings are not the present ones, and its methods may be gone
+            wanted = known.weights()
+        other |= replaced(block.line["heads"], wanted)
+    return made_with_other(other)
 
 
-def _made_with_other(names: Iterable[str]) -> str:
-    other = sorted(names)
-    return f"made with other heads: {', '.join(other)}" if other else ""
+def made_with_other(names: Collection[str]) -> str:
+    """What is said of a recording whose heads of these names are others now; "" if there are none."""
+    if not names:
+        return ""
+    return f"made with other heads: {', '.join(sorted(names))}"
 
 
 def replaced(used: Mapping[str, str], wanted: Iterable[str] | None = None) -> set[str]:
     """The heads that are other files now than those used; of which nothing is known count as the same.
 
-    wanted: the names of what would be used now, where these are known: then others than these are replaced, too.
+    used: hashes by name. wanted: the names of what would be used now, where these are known: then what stands in only
+    one of both is replaced, too.
     """
-    now = {name: known_hash(name) for name in used}
-    other = {name for name, digest in used.items() if now[name] not in (None, digest)}
-    return other if wanted is None else other | (set(used) ^ set(wanted))
+    other: set[str] = set()
+    for name, digest in used.items():
+        digest_now = known_hash(name)
+        if digest_now is not None and digest_now != digest:
+            other.add(name)
+    if wanted is None:
+        return other
+    return other | (set(used) ^ set(wanted))
 
 
 def known_hash(name: str) -> str | None:
-    """The SHA-256 of a committed head, variants too, by its card; of weights of one's own, by these; None: unknown."""
+    """The SHA-256 of the file that a name stands for now; None if there is none.
+
+    Of a committed head, variants too, as its card has it; of a head or a target of one's own, of the files themselves.
+    """
     if name.startswith(TARGET):
         folder = Path(name.removeprefix(TARGET))
         return folder_hash(folder) if folder.is_dir() else None

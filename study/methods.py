@@ -10,7 +10,7 @@ Commands, recordings and notebooks name methods by their keys in the table. Grow
 ``specnb.growth``; ``label`` is how recordings spell them, and nothing ever reads such a spelling back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -24,6 +24,7 @@ from specnb.growth import EAGLE_25, DynaTree, Eagle2, Growth, Pct, Salf, Static,
 from specnb.models import Window, prompts
 from specnb.target import output_rows
 from specnb.tree import Drawn
+from study.paper import EDD_PRICE_7B
 
 Build = Callable[[models.Pair], Drafter]  # a drafter that needs no trained draft, for a pair
 
@@ -44,13 +45,17 @@ class Auto:
 class Method:
     """One way to write a text. It has ``generate``, a ``head`` with ``grow``, or a ``drafter``.
 
-    generate: options of transformers' own generate. assistant: whether that drafts with the pair's draft model or,
-    where there is none, with the trained vdm. head: a committed head's name, the path of another, or "pair" for the
-    pair's own draft model. grow: its growth rule, or Auto(). temperature: what the head's logits are divided by.
-    drawn: how children come about. verifier: at temperature > 0; at 0 it is greedy. drafter: what builds a drafter
-    that needs no trained draft. look_up: what builds the n-grams or the retrieval whose paths are merged into the
-    head's tree. window: of the target's cache. forwards: how the target's are run, one of the three above. packed:
-    False for unpacked weights where all others are raced with packed ones.
+    generate: options of transformers' own generate.
+    assistant: whether that drafts with the pair's draft model or, where there is none, with the trained vdm.
+    head: a committed head's name, the path of another, or "pair" for the pair's own draft model.
+    grow: its growth rule, or Auto().
+    temperature: what the head's logits are divided by.
+    drawn: how children come about.
+    verifier: of drafts at temperatures above 0; at 0 it is the greedy one.
+    drafter: what builds a drafter that needs no trained draft.
+    look_up: what builds the n-grams or the retrieval whose paths are merged into the head's tree.
+    window: of the target's cache.
+    forwards: how the target's are run, one of the three above.
     Raises ValueError on parts that do not go together.
     """
 
@@ -65,11 +70,10 @@ class Method:
     look_up: Build | None = None
     window: Window | None = None
     forwards: str = USUAL
-    packed: bool = True
 
     def __post_init__(self):
-        given = [self.generate is not None, self.head is not None, self.drafter is not None]
-        if sum(given) != 1:
+        sources = [source for source in (self.generate, self.head, self.drafter) if source is not None]
+        if len(sources) != 1:
             raise ValueError(f"a method has one of generate, head and drafter, got {self}")
         if isinstance(self.drafter, type):
             name = self.drafter.__name__
@@ -110,9 +114,9 @@ class Method:
             if self.drawn is not Drawn.POINT:
                 raise ValueError(f"Auto chooses nodes, it does not draw them: drawn must be POINT, got {self}")
             return
-        drafting = TreeDrafter(drafters.TableDraft(None), self.grow, self.drawn)
+        without_model = TreeDrafter(drafters.TableDraft(None), self.grow, self.drawn)
         if self.look_up is not None:
-            MergedDrafter(drafting)
+            MergedDrafter(without_model)
 
     @property
     def ours(self) -> bool:
@@ -159,7 +163,10 @@ def ptd(**settings: object) -> Alone:
 
 
 def lookahead(window: int = 15, **settings: object) -> Alone:
-    """Lookahead decoding with a square window and its lengths as in PTD's Table 4 (``drafters.LookaheadDrafter``)."""
+    """Lookahead decoding with as many guesses as its window is wide (``drafters.LookaheadDrafter``).
+
+    15 and n-grams of five tokens are the settings of PTD's Table 4.
+    """
     return Alone(drafters.LookaheadDrafter, {"window": window, "level": 5, "guesses": window, **settings})
 
 
@@ -189,7 +196,7 @@ class SelfDraft:
 
 
 def looked_up(tokens: int, behind: int) -> Method:
-    """transformers' prompt lookup: so many tokens after a match of up to so many."""
+    """transformers' prompt lookup: it drafts so many tokens behind a match of up to so many tokens."""
     return Method(generate={"prompt_lookup_num_tokens": tokens, "max_matching_ngram_size": behind})
 
 
@@ -199,9 +206,8 @@ def sampled(head: str, shape: Static, drawn: Drawn, verifier: Verifier) -> Metho
 
 
 METHODS: dict[str, Method] = {
-    # transformers' own. What prompt lookup takes was best on tuning prompts (the experiment lookup), with 5 after 3.
+    # transformers' own. Of prompt lookup the best settings on tuning prompts (the experiment lookup), with 5 after 3.
     "generate": Method(generate={}),
-    "generate, unpacked": Method(generate={}, packed=False),
     "prompt lookup": looked_up(5, 2),
     "assistant": Method(generate={}, assistant=True),
     # Without a trained draft.
@@ -245,7 +251,7 @@ METHODS: dict[str, Method] = {
     "edd-chain-5": Method(head="edd", grow=chain(5)),
     "edd-eagle2-50": Method(head="edd", grow=Eagle2(50)),
     "edd-pct": Method(head="edd", grow=Pct(0.1, leaf=0.04)),
-    "edd-pct at .0369": Method(head="edd", grow=Pct(0.0369)),
+    "edd-pct at .0369": Method(head="edd", grow=Pct(EDD_PRICE_7B)),
     "edd-pct at .061": Method(head="edd", grow=Pct(0.061)),
     "edd-pct at .061, leaves kept": Method(head="edd", grow=Pct(0.061, leaf=0.0)),
     "talf-salf-6": Method(head="talf", grow=Salf(6, 3, 0.8, width=10)),
@@ -282,57 +288,71 @@ METHODS: dict[str, Method] = {
     "hass-sparse swor, rrsw": sampled("hass", EAGLE_25, Drawn.SWOR, verifiers.rrsw),
     "hass-sparse swor, traversal": sampled("hass", EAGLE_25, Drawn.SWOR, verifiers.traversal),
 }
-# Families, each with one setting that varies.
-for tokens, behind in ((3, 2), (5, 2), (10, 2), (20, 2), (5, 3), (10, 3)):
-    METHODS[f"prompt lookup, {tokens} after {behind}"] = looked_up(tokens, behind)
-for children in (1, 2, 3, 6, 8):
-    METHODS[f"ptd, {children} children"] = Method(drafter=ptd(children=children))
-for depth in (3, 4, 5, 8):
-    METHODS[f"ptd, depth {depth}"] = Method(drafter=ptd(depth=depth))
-for head in ("eagle", "hass", "talf"):  # SALF's Table 2: sixty nodes by three rules
-    METHODS[f"{head}-beam-60"] = Method(head=head, grow=Eagle2(59, depth=8, k=10))
-    METHODS[f"{head}-optimal-60"] = Method(head=head, grow=Salf(60, 10, 0.0, width=10))
-    METHODS[f"{head}-salf-60"] = Method(head=head, grow=Salf(60, 10, 0.6, width=10))
-for nodes, depth, k in ((7, 4, 8), (15, 4, 8), (31, 6, 10), (63, 6, 10), (127, 8, 16)):
-    METHODS[f"hass-beam-{nodes}"] = Method(head="hass", grow=Eagle2(nodes, depth, k))
-for name in (
+
+
+def _families() -> dict[str, Method]:
+    """Methods of which one setting varies, or two."""
+    family = {}
+    for tokens, behind in ((3, 2), (5, 2), (10, 2), (20, 2), (5, 3), (10, 3)):
+        family[f"prompt lookup, {tokens} after {behind}"] = looked_up(tokens, behind)
+    for children in (1, 2, 3, 6, 8):
+        family[f"ptd, {children} children"] = Method(drafter=ptd(children=children))
+    for depth in (3, 4, 5, 8):
+        family[f"ptd, depth {depth}"] = Method(drafter=ptd(depth=depth))
+    for head in ("eagle", "hass", "talf"):  # SALF's Table 2: sixty nodes by three rules
+        family[f"{head}-beam-60"] = Method(head=head, grow=Eagle2(59, depth=8, k=10))
+        family[f"{head}-optimal-60"] = Method(head=head, grow=Salf(60, 10, 0.0, width=10))
+        family[f"{head}-salf-60"] = Method(head=head, grow=Salf(60, 10, 0.6, width=10))
+    for nodes, depth, k in ((7, 4, 8), (15, 4, 8), (31, 6, 10), (63, 6, 10), (127, 8, 16)):
+        family[f"hass-beam-{nodes}"] = Method(head="hass", grow=Eagle2(nodes, depth, k))
+    return family
+
+
+def _run(forwards: str, names: Iterable[str]) -> dict[str, Method]:
+    """Methods of the table with the target's forwards run in this way, which stands behind their names."""
+    return {f"{name}, {forwards}": replace(METHODS[name], forwards=forwards) for name in names}
+
+
+METHODS |= _families()
+METHODS |= _run(INVARIANT, [
     "undrafted", "n-gram tree", "ptd", "medusa-eagle2-12", "edd-pct", "hass-salf-6", "hass-eagle2-24",
     "hass-salf-6 + n-grams 2", "hass-salf-6 + n-grams 8",
-):  # fmt: skip
-    METHODS[f"{name}, invariant"] = replace(METHODS[name], forwards=INVARIANT)
-for name in (
+])  # fmt: skip
+METHODS |= _run(IN_GRAPHS, [
     "undrafted", "n-gram tree", "retrieval", "ptd", "vdm-chain-3", "medusa-eagle2-12", "edd-pct", "hass-salf-6",
     "hass-salf-6 + n-grams 8", "hass-beam-7", "hass-beam-15", "hass-beam-31", "hass-beam-63", "hass-beam-127",
     "vdm-binary-2 swor, traversal", "vdm-binary-3 swor, traversal", "hass-binary-2 swor, rrsw",
     "hass-binary-3 swor, traversal",
-):  # fmt: skip
-    METHODS[f"{name}, in graphs"] = replace(METHODS[name], forwards=IN_GRAPHS)
+])  # fmt: skip
 
 
-def method(name: str, *, head: str = "", softened: float = 1.0, forwards: str = "usual") -> Method:
+def method(name: str, *, head: str = "", softened: float = 1.0, forwards: str = USUAL) -> Method:
     """A method of the table; ValueError with the closest names if there is none.
 
     head: the path of a head of one's own, in place of the method's, if it has one; softened: what a head's logits are
     divided by; forwards: USUAL, IN_GRAPHS or INVARIANT, for methods of ours.
     """
     check(name)
-    made = METHODS[name]
-    if made.head is not None and head:
-        made = replace(made, head=head)
-    if made.head is not None and softened != 1.0:
-        made = replace(made, temperature=softened)
-    if made.ours and forwards != USUAL:
-        made = replace(made, forwards=forwards)
-    return made
+    chosen = METHODS[name]
+    if chosen.head is not None and head:
+        chosen = replace(chosen, head=head)
+    if chosen.head is not None and softened != 1.0:
+        chosen = replace(chosen, temperature=softened)
+    if chosen.ours and forwards != USUAL:
+        chosen = replace(chosen, forwards=forwards)
+    return chosen
 
 
 def check(name: str) -> None:
     """ValueError unless a name is a method's."""
     if name in METHODS:
         return
+    all_of_them = f"`python -m study methods` lists all {len(METHODS)}"
     close = get_close_matches(name.lower(), METHODS, n=3, cutoff=0.4)
-    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    raise ValueError(f"unknown method {name!r}: {meant}`python -m study methods` lists all {len(METHODS)}")
+    if close:
+        meant = " or ".join(map(repr, close))
+        raise ValueError(f"unknown method {name!r}: did you mean {meant}? {all_of_them}")
+    raise ValueError(f"unknown method {name!r}: {all_of_them}")
 
 
 def label(rule: Growth) -> str:
@@ -343,12 +363,12 @@ def label(rule: Growth) -> str:
     """
     if isinstance(rule, Static):
         return rule.name
-    given = []
+    changed = []
     for setting in fields(rule):
         value = getattr(rule, setting.name)
         if value != setting.default:
-            given.append(f"{setting.name}={value!r}")
-    return f"{type(rule).__name__}({', '.join(given)})"
+            changed.append(f"{setting.name}={value!r}")
+    return f"{type(rule).__name__}({', '.join(changed)})"
 
 
 # ---- from a method to what runs it --------------------------------------------------------------------------------

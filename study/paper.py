@@ -1,15 +1,17 @@
-"""Published numbers of the five papers: ``load``, ``rows`` of some items, ``select`` among them, one as a ``table``.
+"""Published numbers of the five papers: ``load`` them, ``rows`` of some items, or ``select`` some of one item.
 
-Every table and figure has rows, also those without printed numbers.
+Every table and figure of a paper has rows, also those without printed numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import pandas as pd
 
 from specnb.models import files
 
 PAPERS = ("ptd", "traversal", "dynatree", "edd_pct", "salf_talf")
+EDD_PRICE_7B = 0.0369  # of a draft forward in target calls, in EDD's section 4.2: 1.1 ms beside 29.8 ms with 7B
+LISTED = 20  # of the choices that an error names
 
 
 def load(paper: str | None = None) -> pd.DataFrame:
@@ -20,11 +22,30 @@ def load(paper: str | None = None) -> pd.DataFrame:
     """
     if paper is not None and paper not in PAPERS:
         raise ValueError(f"unknown paper {paper!r}: known are {', '.join(PAPERS)}")
-    paths = [files.in_checkout(files.DATA / "paper" / f"{name}.csv") for name in ([paper] if paper else PAPERS)]
-    raw = pd.concat([pd.read_csv(path, dtype=str, keep_default_na=False) for path in paths], ignore_index=True)
-    printed = [v + (f" ± {e}" if e else "") for v, e in zip(raw.value, raw.error, strict=True)]
-    number = {name: [float(t.replace(",", "") or "nan") for t in raw[name]] for name in ("value", "error")}
-    return raw.assign(**number, printed=printed)
+    names = PAPERS if paper is None else (paper,)
+    tables = []
+    for name in names:
+        path = files.in_checkout(files.DATA / "paper" / f"{name}.csv")
+        tables.append(pd.read_csv(path, dtype=str, keep_default_na=False))
+    texts = pd.concat(tables, ignore_index=True)
+    printed = [_as_printed(value, error) for value, error in zip(texts["value"], texts["error"], strict=True)]
+    values = [_number(text) for text in texts["value"]]
+    errors = [_number(text) for text in texts["error"]]
+    return texts.assign(value=values, error=errors, printed=printed)
+
+
+def _as_printed(value: str, error: str) -> str:
+    """A number and its error in one: "3.95" and "0.03" make "3.95 ± 0.03"."""
+    if not error:
+        return value
+    return f"{value} ± {error}"
+
+
+def _number(text: str) -> float:
+    """The number that is printed: 68000.0 of "68,000", nan where there is none."""
+    if not text:
+        return float("nan")
+    return float(text.replace(",", ""))
 
 
 def rows(paper: str, *items: str) -> pd.DataFrame:
@@ -32,12 +53,19 @@ def rows(paper: str, *items: str) -> pd.DataFrame:
 
     Raises ValueError naming the items there are if one is not among them.
     """
-    found = load(paper)
-    if unknown := set(items) - set(found["item"]):
-        raise ValueError(f"{paper} has no item {min(unknown)!r}: it has {_listed(found['item'])}")
-    found = found[found["item"].isin(items)]
-    settings = [dict(part.split("=", 1) for part in text.split("; ") if part) for text in found["setting"]]
-    return found.join(pd.DataFrame(settings, index=found.index, dtype=object))
+    table = load(paper)
+    unknown = set(items) - set(table["item"])
+    if unknown:
+        raise ValueError(f"{paper} has no item {min(unknown)!r}: it has {_listed(table['item'])}")
+    table = table[table["item"].isin(items)]
+    settings = [_setting(text) for text in table["setting"]]
+    return table.join(pd.DataFrame(settings, index=table.index, dtype=object))
+
+
+def _setting(text: str) -> dict[str, str]:
+    """A setting as a dict: "tree=Chain; temperature=1.0" has two keys."""
+    pairs = [part.split("=", 1) for part in text.split("; ") if part]
+    return dict(pairs)
 
 
 def select(paper: str, item: str, **contains) -> pd.DataFrame:
@@ -46,45 +74,42 @@ def select(paper: str, item: str, **contains) -> pd.DataFrame:
     ``select("ptd", "Table 1", dataset="MT-Bench", row=["AR", "PTD"])``; a key with a space goes in as
     ``**{"model label": "L-7B"}``. Raises ValueError naming what exists when nothing matches.
     """
-    found = rows(paper, item)
+    table = rows(paper, item)
     for key, wanted in contains.items():
-        if key not in found:
-            raise ValueError(f"{paper}, {item} has no {key!r}: choose by {_listed(_keys(found))}")
+        if key not in table:
+            raise ValueError(f"{paper}, {item} has no {key!r}: choose by {_listed(_keys(table))}")
         choices = wanted if isinstance(wanted, list | tuple | set) else [wanted]
-        hit = [any(_equal(have, choice) for choice in choices) for have in found[key]]
-        if not any(hit):
-            raise ValueError(f"{paper}, {item}: no {key} is {wanted!r}, there are {_listed(found[key])}")
-        found = found[hit]
-    return found
+        is_chosen = [_is_one_of(cell, choices) for cell in table[key]]
+        if not any(is_chosen):
+            raise ValueError(f"{paper}, {item}: no {key} is {wanted!r}, there are {_listed(table[key])}")
+        table = table[is_chosen]
+    return table
 
 
-def table(paper: str, item: str, setting: Mapping[str, object] | None = None) -> pd.DataFrame:
-    """An item as row × column of the numbers as printed ("–" for cells without one).
-
-    setting narrows it as in select. Keys of the setting that still vary become column levels above.
-    """
-    found, levels = select(paper, item, **(setting or {})), ["column"]
-    found = found.fillna(dict.fromkeys(_keys(found), ""))
-    for key in _keys(found)[2:]:
-        if found[key].nunique() > 1 and found.duplicated(["row", *levels]).any():
-            levels.insert(-1, key)
-    cells = found.assign(printed=found["printed"].replace("", "–"))
-    wide = cells.pivot_table("printed", "row", levels, aggfunc="last", sort=False)
-    return wide.fillna("").rename_axis(index=None)
+def _keys(table: pd.DataFrame) -> list[str]:
+    """What rows can be chosen by: row, column, and the keys of the settings, whose columns stand behind "printed"."""
+    columns = list(table.columns)
+    first_key = columns.index("printed") + 1
+    return ["row", "column", *columns[first_key:]]
 
 
-def _keys(found: pd.DataFrame) -> list[str]:
-    """What rows can be chosen by."""
-    return ["row", "column", *found.columns[list(found.columns).index("printed") + 1 :]]
+def _is_one_of(cell: str, choices: Iterable[object]) -> bool:
+    return any(_equal(cell, choice) for choice in choices)
 
 
-def _equal(have: str, wanted: object) -> bool:
+def _equal(cell: str, wanted: object) -> bool:
+    """Whether two are the same number ("1.0" and 1) or the same text."""
     try:
-        return float(have) == float(wanted)
+        return float(cell) == float(wanted)
     except (TypeError, ValueError):
-        return have == str(wanted)
+        return cell == str(wanted)
 
 
-def _listed(values, most: int = 20) -> str:
+def _listed(values: Iterable[object]) -> str:
+    """The different ones of some values, as many as LISTED, for an error."""
     names = list(dict.fromkeys(map(repr, values)))
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
+    listed = ", ".join(names[:LISTED])
+    more = len(names) - LISTED
+    if more > 0:
+        return f"{listed} and {more} more"
+    return listed

@@ -60,8 +60,14 @@ class Block:
 
 
 def grid(**axes: Iterable) -> list[dict]:
-    """All combinations of the axes' values, the last axis running fastest."""
-    values = {name: [v.item() if isinstance(v, np.generic) else v for v in axis] for name, axis in axes.items()}
+    """All combinations of the axes' values, the last axis running fastest.
+
+    >>> grid(depth=(3, 4), branch=(1, 2))[:3]
+    [{'depth': 3, 'branch': 1}, {'depth': 3, 'branch': 2}, {'depth': 4, 'branch': 1}]
+    """
+    values = {}
+    for name, axis in axes.items():
+        values[name] = [value.item() if isinstance(value, np.generic) else value for value in axis]
     for name, axis in values.items():
         if not axis:
             raise ValueError(f"the axis {name!r} of the grid has no values")
@@ -76,31 +82,32 @@ def identified(cell: str, measure: Callable[..., object], blocks: Sequence[Setti
     """
     if not blocks:
         raise ValueError("there are no blocks to measure")
-    found: dict[str, Block] = {}
-    for given in blocks:
+    by_key: dict[str, Block] = {}
+    for settings in blocks:
         try:
-            block = _identified(cell, measure, given)
+            block = _identified(cell, measure, settings)
         except TypeError as error:
-            raise ValueError(f"{cell} cannot take the block {dict(given)}: {error}") from error
-        if block.key in found:
+            raise ValueError(f"{cell} cannot take the block {dict(settings)}: {error}") from error
+        if block.key in by_key:
             raise ValueError(f"the same block stands twice: {block.settings}: tell repetitions apart by a setting")
-        found[block.key] = block
-    return list(found.values())
+        by_key[block.key] = block
+    return list(by_key.values())
 
 
-def _identified(cell: str, measure: Callable[..., object], given: Settings) -> Block:
+def _identified(cell: str, measure: Callable[..., object], block: Settings) -> Block:
     """One block; TypeError if measure cannot be called so, or a value cannot be written."""
     signature = inspect.signature(measure)
-    bound = signature.bind(**given)
+    bound = signature.bind(**block)
     bound.apply_defaults()  # what a default was when it was measured belongs to the record
     settings = {name: written(value) for name, value in bound.arguments.items()}
-    own = {}
+    changed = {}  # from the defaults: only these are in the key
     for name, value in settings.items():
         default = signature.parameters[name].default
         if default is inspect.Parameter.empty or written(default) != value:
-            own[name] = value
-    text = json.dumps([cell, own], sort_keys=True)
-    return Block(hashlib.sha256(text.encode()).hexdigest()[:16], bound.arguments, settings)
+            changed[name] = value
+    text = json.dumps([cell, changed], sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Block(key, bound.arguments, settings)
 
 
 def written(value: object) -> object:
@@ -142,15 +149,20 @@ class Recorded:
         """Whether anything could not be measured."""
         return bool(self.line["error"]) or any(row.get("status", "ok") == "failed" for row in self.rows)
 
-    def agrees(self, settings: Settings | None) -> bool:
-        """Whether a block of this key has the same value of every setting that both know; no settings never do.
+    def agrees(self, settings: Settings) -> bool:
+        """Whether it was measured with these settings, those of another block of the same key.
 
-        Settings that are the default are not in the key, and defaults may change.
+        A key leaves out what was at its default. So blocks of one key can differ: in a setting whose default was
+        changed between the two, and then they do not agree; or one of them has a setting that the cell function did
+        not have when the other was measured, which counts for nothing.
+
+        Example: a block was recorded with {"length": 96}, then the default. The default is 64 now, and there is a new
+        setting seed. The block does not agree with {"length": 64, "seed": 0}, though both have the same key: the
+        length differs, and the seed counts for nothing.
         """
-        if settings is None:
-            return False
-        own = self.line["settings"]
-        return all(own[name] == settings[name] for name in own.keys() & settings.keys())
+        recorded = self.line["settings"]
+        known_to_both = recorded.keys() & settings.keys()
+        return all(recorded[name] == settings[name] for name in known_to_both)
 
 
 def load(file: str | Path, only: Iterable[Block] | None = None, heads: Mapping[str, str] | None = None) -> pd.DataFrame:
@@ -164,8 +176,12 @@ def load(file: str | Path, only: Iterable[Block] | None = None, heads: Mapping[s
 
 def table(blocks: Iterable[Recorded]) -> pd.DataFrame:
     """Recorded blocks as a table: see ``load``."""
-    found = [row for recorded in blocks for row in _table_rows(recorded)]
-    return pd.DataFrame(found) if found else pd.DataFrame(columns=["block", "status", "error"])
+    rows: list[dict[str, object]] = []
+    for recorded in blocks:
+        rows += _table_rows(recorded)
+    if not rows:
+        return pd.DataFrame(columns=["block", "status", "error"])
+    return pd.DataFrame(rows)
 
 
 def read(
@@ -176,20 +192,28 @@ def read(
     A block that is not there with all its rows is left out. only: the blocks that are wanted. heads: only what was
     measured with heads of these hashes. ValueError on a file that is no recording.
     """
-    every, _ = _read(Path(file))
-    last: dict[str, list[Recorded]] = {}  # blocks of one key differ in defaults that have changed
-    for recorded in every:
-        if heads is None or recorded.line["heads"] == heads:
-            _replace(last.setdefault(recorded.line["block"], []), recorded)
-    kept = [recorded for records in last.values() for recorded in records]
+    every_block, _ = _read(Path(file))
+    by_key: dict[str, list[Recorded]] = {}  # several of one key differ in defaults that have changed
+    for recorded in every_block:
+        if heads is not None and recorded.line["heads"] != heads:
+            continue
+        of_this_key = by_key.setdefault(recorded.line["block"], [])
+        _add_or_replace(of_this_key, recorded)
+    kept: list[Recorded] = []
+    for records in by_key.values():
+        kept += records
     if only is None:
         return kept
     settings = {block.key: block.settings for block in only}
-    wanted = {one.line["block"]: one for one in kept if one.agrees(settings.get(one.line["block"]))}
+    wanted: dict[str, Recorded] = {}
+    for recorded in kept:
+        key = recorded.line["block"]
+        if key in settings and recorded.agrees(settings[key]):
+            wanted[key] = recorded
     return list(wanted.values())
 
 
-def _replace(records: list[Recorded], new: Recorded) -> None:
+def _add_or_replace(records: list[Recorded], new: Recorded) -> None:
     """Put a record in the place of that one of its key which it repeats, if it measured anything; else behind them."""
     for place, old in enumerate(records):
         if old.agrees(new.line["settings"]):
@@ -202,12 +226,12 @@ def _replace(records: list[Recorded], new: Recorded) -> None:
 def _table_rows(recorded: Recorded) -> list[dict[str, object]]:
     """A block's rows with what is known of the block; one row, which says so, where nothing was measured."""
     line = recorded.line
-    settings = {name: value for name, value in line["settings"].items() if not isinstance(value, list | dict)}
-    before = {**settings, "heads": json.dumps(line["heads"], sort_keys=True), "status": "ok", "error": line["error"]}
-    after = {name: line[name] for name in ("block", "cell", *WHERE, "date", "command", "plan")}
     rows = recorded.rows or [{"status": "failed"}]
-    columns = rows[0].keys()
-    before = {name: value for name, value in before.items() if name not in columns}
+    before = {name: value for name, value in line["settings"].items() if not isinstance(value, list | dict)}
+    before |= {"heads": json.dumps(line["heads"], sort_keys=True), "status": "ok", "error": line["error"]}
+    own_columns = rows[0].keys()
+    before = {name: value for name, value in before.items() if name not in own_columns}
+    after = {name: line[name] for name in ("block", "cell", *WHERE, "date", "command", "plan")}
     return [{**before, **row, **after} for row in rows]
 
 
@@ -221,22 +245,31 @@ def _read(file: Path) -> tuple[list[Recorded], int]:
     """
     data = file.read_bytes() if file.exists() else b""
     lines = data.split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
-    found, whole, at = [], 0, 0
-    while at < len(lines):
-        line = _parsed(file, at, lines[at], _check_block)
-        texts = lines[at + 1 : at + 1 + line["rows"]]
-        rows = [_parsed(file, at + place, text, _check_row) for place, text in enumerate(texts, start=1)]
-        _check_together(file, at, line, rows)
+    blocks = []
+    whole_bytes = 0
+    place = 0  # of a block's line
+    while place < len(lines):
+        line = _parsed(file, place, lines[place], _check_block)
+        next_place = place + 1 + line["rows"]
+        rows = []
+        for number, text in enumerate(lines[place + 1 : next_place], start=place + 1):
+            rows.append(_parsed(file, number, text, _check_row))
+        _check_together(file, place, line, rows)
         if len(rows) < line["rows"]:
             break
-        found.append(Recorded(line, [{name: row[name] for name in row if name != "block"} for row in rows]))
-        whole += sum(len(text) + 1 for text in lines[at : at + 1 + len(rows)])
-        at += 1 + len(rows)
-    return found, whole
+        blocks.append(Recorded(line, [_without_key(row) for row in rows]))
+        whole_bytes += sum(len(text) + 1 for text in lines[place:next_place])
+        place = next_place
+    return blocks, whole_bytes
+
+
+def _without_key(row: Mapping[str, object]) -> dict[str, object]:
+    """A row without the key of its block."""
+    return {name: value for name, value in row.items() if name != "block"}
 
 
 def _parsed(file: Path, place: int, text: bytes, check: Callable[[dict], None]) -> dict:
-    """A line, checked; ValueError with its number if it is none of a recording."""
+    """A line, checked; ValueError with its number, which is its place and one, if it is none of a recording."""
     try:
         line = json.loads(text)
         if not isinstance(line, dict):
@@ -341,44 +374,53 @@ def run(
     heads = dict(heads or {})
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    said = {"cell": cell, "heads": heads, "plan": plan, "command": command}
+    shared = {"cell": cell, "heads": heads, "plan": plan, "command": command}
+    lock = file.with_name(f".{file.name}.lock")
     try:
-        with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
-            _measure_missing(measure, wanted, file, said, executor, retry)
+        with FileLock(lock, timeout=0):
+            _measure_missing(measure, wanted, file, shared, executor, retry)
     except Timeout as error:
         raise ValueError(f"{file} is being written by another run") from error
     except KeyboardInterrupt as stop:
         count = len(read(file, wanted, heads))
         kept = f"{count} of {len(wanted)} blocks recorded in {file}; the same command goes on"
         raise KeyboardInterrupt(kept) from stop
-    found = read(file, wanted, heads)
-    missing = len(wanted) - len(found)
+    blocks_of_file = read(file, wanted, heads)
+    missing = len(wanted) - len(blocks_of_file)
     if missing:
         raise RuntimeError(f"{file} lacks {missing} of {len(wanted)} blocks after the run: was it changed meanwhile?")
-    return table(found)
+    return table(blocks_of_file)
 
 
 def _measure_missing(
-    measure: Callable, wanted: Sequence[Block], file: Path, said: Mapping, executor: Executor | None, retry: bool
+    measure: Callable, wanted: Sequence[Block], file: Path, shared: Mapping, executor: Executor | None, retry: bool
 ) -> None:
-    """Measure the blocks that a file lacks, and write each as it ends. said: what every line says besides."""
+    """Measure the blocks that a file lacks, and write each as it ends.
+
+    shared: what the lines of all blocks say: cell, heads, plan and command.
+    """
     _cut_torn_block(file)
     _tell_other_machines(file)
-    done = {recorded.line["block"]: recorded for recorded in read(file, wanted, said["heads"])}
-    left = [block for block in wanted if block.key not in done or (retry and done[block.key].failed)]
-    bar = {"total": len(wanted), "initial": len(wanted) - len(left), "unit": "block", "disable": files.QUIET}
-    with tqdm(desc=file.stem, **bar) as progress:
-        for block, outcome in _outcomes(measure, left, executor):
-            _append(file, _lines(block, said, outcome))
+    done = {recorded.line["block"]: recorded for recorded in read(file, wanted, shared["heads"])}
+    missing = [block for block in wanted if block.key not in done or (retry and done[block.key].failed)]
+    finished = len(wanted) - len(missing)
+    with tqdm(desc=file.stem, total=len(wanted), initial=finished, unit="block", disable=files.QUIET) as progress:
+        for block, outcome in _outcomes(measure, missing, executor):
+            _append(file, _lines(block, shared, outcome))
             progress.update()
 
 
 def _tell_other_machines(file: Path) -> None:
     """Say it, on stderr, if a file has blocks of another machine than this one."""
-    here = ", ".join(map(provenance.facts("").get, WHERE))
-    others = {", ".join(map(recorded.line.get, WHERE)) for recorded in read(file)} - {here}
+    here = _machine(provenance.facts(""))
+    others = {_machine(recorded.line) for recorded in read(file)} - {here}
     if others:
         print(f"{file.name} has blocks of {'; '.join(sorted(others))}; this is {here}", file=sys.stderr)
+
+
+def _machine(facts: Mapping[str, str]) -> str:
+    """What tells machines apart, in a line: processor, device and torch."""
+    return ", ".join(facts[name] for name in WHERE)
 
 
 @dataclass(frozen=True)
@@ -390,14 +432,21 @@ class Outcome:
     machine: Mapping[str, str] | None = None
 
 
-def _lines(block: Block, said: Mapping, outcome: Outcome) -> list[dict[str, object]]:
-    """What is written of a block: its line and its rows."""
-    facts = provenance.facts(said["command"])
+def _lines(block: Block, shared: Mapping, outcome: Outcome) -> list[dict[str, object]]:
+    """What is written of a block: its line and its rows. shared: see ``_measure_missing``."""
     line = {
-        "block": block.key, "cell": said["cell"], "settings": block.settings, "heads": said["heads"],
-        "plan": said["plan"], "rows": len(outcome.rows), "error": outcome.error, **facts, **(outcome.machine or {}),
-    }  # fmt: skip
-    return [line, *({"block": block.key, **row} for row in outcome.rows)]
+        "block": block.key,
+        "cell": shared["cell"],
+        "settings": block.settings,
+        "heads": shared["heads"],
+        "plan": shared["plan"],
+        "rows": len(outcome.rows),
+        "error": outcome.error,
+        **provenance.facts(shared["command"]),
+        **(outcome.machine or {}),  # of a worker elsewhere
+    }
+    rows = [{"block": block.key, **row} for row in outcome.rows]
+    return [line, *rows]
 
 
 def _outcomes(measure: Callable, blocks: Sequence[Block], executor: Executor | None) -> Iterator[tuple[Block, Outcome]]:
@@ -423,10 +472,10 @@ def _outcomes(measure: Callable, blocks: Sequence[Block], executor: Executor | N
 
 def _measured(measure: Callable, arguments: Settings) -> Outcome:
     """What comes of a block, here; an exception becomes the block's record."""
-    machine = {name: value for name, value in provenance.facts("").items() if name not in ("command", "date")}
+    machine = {name: fact for name, fact in provenance.facts("").items() if name not in ("command", "date")}
     try:
-        found = measure(**arguments)
-        rows = [found] if isinstance(found, Mapping) else list(found)
+        result = measure(**arguments)
+        rows = [result] if isinstance(result, Mapping) else list(result)
         _check_columns(rows)
         json.dumps(rows, default=_plain)  # what cannot be written is this block's error, and the others go on
         return Outcome(rows, "", machine)

@@ -21,7 +21,7 @@ from specnb.tree import TokenTree
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A draft's trees along a text: trees[i] hangs off the token before text[i], scores[i] its path probabilities.
+    """A draft's trees along a text: trees[i] hangs off the token before text[i], scores[i] its path probabilities (n,).
 
     max_depth: how deep the draft model can go (Medusa's heads), if it cannot go on.
     """
@@ -37,16 +37,21 @@ class Recording:
             raise ValueError(f"a recording of {len(self.text)} tokens cannot be cut to {length}")
         return Recording(self.text[:length], self.trees[:length], self.scores[:length], self.max_depth)
 
-    def depth_left(self, at: int) -> int:
+    def depth_left(self, place: int) -> int:
         """How deep a tree at this place may go: what is left of the text but its last token, or max_depth."""
-        left = len(self.text) - at - 1
-        return left if self.max_depth is None else min(left, self.max_depth)
+        left = len(self.text) - place - 1
+        if self.max_depth is None:
+            return left
+        return min(left, self.max_depth)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One step of a replayed run: place of the next token in the text, nodes of the tree (root included), nodes
-    expanded in each draft forward, and accepted draft tokens."""
+    """One step of a replayed run.
+
+    start: the place of its first token in the text. nodes: of the verified tree, root included. forwards: nodes that
+    each draft forward expanded. accepted: draft tokens; the step commits one more.
+    """
 
     start: int
     nodes: int
@@ -64,81 +69,90 @@ def record(
     if largest.prunes:
         raise ValueError(f"{type(largest).__name__} drops nodes: record with a rule that keeps all it drafts")
     target.hidden_layers = tuple(draft_model.hidden_layers)
-    hidden = target.prefill([*prompt, *text][:-1])
-    before = len(prompt) - 1
+    hidden = target.prefill([*prompt, *text][:-1])  # by layer (T, d), a row for each of these tokens
+    last_of_prompt = len(prompt) - 1  # its row; it is the root of the first tree
+    before_root = {layer: rows[:last_of_prompt] for layer, rows in hidden.items()}
     drafter = TreeDrafter(draft_model, largest)
-    drafter.begin(list(prompt), None, {layer: rows[:before] for layer, rows in hidden.items()})
+    drafter.begin(list(prompt), None, before_root)
     trees = []
     scores = []
-    for i, token in enumerate(text):
+    for place, token in enumerate(text):
+        tokens_behind = len(text) - place - 1
         if isinstance(largest, Together):
-            drafter.growth = replace(largest, left=len(text) - i - 1)
+            drafter.growth = replace(largest, left=tokens_behind)
         draft = drafter.propose(RandomCoins(), len(text))
         trees.append(draft.tree)
         scores.append(draft.scores)
-        if i + 1 < len(text):
-            seen = {layer: rows[before + i : before + i + 1] for layer, rows in hidden.items()}
-            drafter.observe(draft, (), token, seen, None)
+        if tokens_behind > 0:
+            root = last_of_prompt + place
+            state_of_root = {layer: rows[root : root + 1] for layer, rows in hidden.items()}
+            drafter.observe(draft, (), token, state_of_root, None)
     return Recording(tuple(text), tuple(trees), tuple(scores), draft_model.max_depth)
 
 
-def turn_at(recording: Recording, at: int, rule: Growth) -> Turn:
+def turn_at(recording: Recording, place: int, rule: Growth) -> Turn:
     """The step that decoding greedily with this rule takes from a place of the recorded text."""
-    tree = recording.trees[at]
-    nodes, frontiers = regrow(tree, recording.scores[at], rule, recording.depth_left(at))
-    accepted = agreed(tree, set(nodes), recording.text[at:-1])
+    tree = recording.trees[place]
+    nodes, frontiers = regrow(tree, recording.scores[place], rule, recording.depth_left(place))
+    accepted = agreed(tree, set(nodes), recording.text[place:-1])
     sizes = tuple(len(frontier) for frontier in frontiers)
-    return Turn(at, len(nodes), sizes, accepted)
+    return Turn(place, len(nodes), sizes, accepted)
 
 
 def agreed(tree: TokenTree, kept: set[int], text: Sequence[int]) -> int:
-    """How many tokens of a text some path of a tree's kept nodes holds, from the root on."""
+    """How many tokens of a text some path of a tree's kept nodes holds, from the root on.
+
+    >>> tree = TokenTree([9, 5, 6, 7], [-1, 0, 1, 1])  # below the root 9 the paths 5, 6 and 5, 7
+    >>> agreed(tree, {0, 1, 2, 3}, [5, 7, 8]), agreed(tree, {0, 1, 2}, [5, 7, 8])
+    (2, 1)
+    """
     node = 0
     for count, token in enumerate(text):
-        agreeing = [child for child in tree.children[node] if child in kept and tree.token_list[child] == token]
+        kept_children = [child for child in tree.children[node] if child in kept]
+        agreeing = [child for child in kept_children if tree.token_list[child] == token]
         if not agreeing:
             return count
         node = agreeing[0]
     return len(text)
 
 
-def replay(recording: Recording, rule: Growth) -> list[Turn]:
-    """The steps that decoding greedily with this rule takes along the recorded text, by its first to its last token."""
-    return walk(len(recording.text), lambda at: turn_at(recording, at, rule))
+def replay(recording: Recording, rule: Growth, start: int = 0) -> list[Turn]:
+    """The steps that decoding greedily with this rule takes along the recorded text, from a place to its last token."""
+    return walk(len(recording.text), lambda place: turn_at(recording, place, rule), start)
 
 
-def walk(length: int, turn_from: Callable[[int], Turn], at: int = 0) -> list[Turn]:
-    """The steps of a run from a place to the end of so many tokens, given the step that begins at a place."""
+def walk(length: int, turn_from: Callable[[int], Turn], start: int = 0) -> list[Turn]:
+    """The steps of a run from a place to the end of so many tokens, given the step that begins at a place.
+
+    Example: where every step accepts two of its draft tokens, a run of seven tokens has steps from 0, 3 and 6.
+    """
     turns = []
-    while at < length:
-        turn = turn_from(at)
+    place = start
+    while place < length:
+        turn = turn_from(place)
         turns.append(turn)
-        at += turn.accepted + 1
+        place += turn.accepted + 1
     return turns
 
 
 def along(recording: Recording, rule: Growth, lengths: Sequence[int]) -> dict[int, list[Turn]]:
     """A rule's steps along the first n tokens of a recorded text, for each of several n: ``replay`` of each cut.
 
-    What comes long before a cut is the same for all: only there trees go less deep.
+    Steps whose recorded tree ends before a cut are the same for all n, and are replayed once. Only nearer to the cut
+    trees go less deep, because no token may be drafted behind the text.
     """
-    whole = replay(recording.cut(max(lengths)), rule)
-    found = {}
+    longest = replay(recording.cut(max(lengths)), rule)
+    turns_by_length = {}
     for length in lengths:
         shared = []
-        for turn in whole:
-            if turn.start + max(recording.trees[turn.start].depth_list) >= length:
+        for turn in longest:
+            depth = max(recording.trees[turn.start].depth_list)
+            if turn.start + depth >= length:
                 break
             shared.append(turn)
-        part = recording.cut(length)
-        done = sum(turn.accepted + 1 for turn in shared)
-        found[length] = shared + _rest(part, rule, done)
-    return found
-
-
-def _rest(recording: Recording, rule: Growth, at: int) -> list[Turn]:
-    """The steps from a place to the end of a recording."""
-    return walk(len(recording.text), lambda place: turn_at(recording, place, rule), at)
+        committed = sum(turn.accepted + 1 for turn in shared)
+        turns_by_length[length] = shared + replay(recording.cut(length), rule, start=committed)
+    return turns_by_length
 
 
 def tau(turns: Sequence[Turn]) -> float:
@@ -158,6 +172,11 @@ def chains(recording: Recording) -> list[list[int]]:
 
 
 def _chain(recording: Recording, place: int) -> list[int]:
+    """What became of the likeliest chain at one place.
+
+    Example: the text goes on with the tokens 5, 6, 7, and the likeliest chain is 5, 6, 8, whose tokens the draft gave
+    .9, .5 and .8. Two tokens are accepted, so the list is [2, 9000, 5000, 8000].
+    """
     tree = recording.trees[place]
     scores = recording.scores[place]
     node = 0
@@ -166,28 +185,37 @@ def _chain(recording: Recording, place: int) -> list[int]:
     for token in recording.text[place:]:
         if not tree.children[node]:
             break
-        above = node
-        node = tree.children[node][0]
-        if accepted == len(confidences) and tree.token_list[node] == token:
+        likeliest = tree.children[node][0]
+        all_above_accepted = accepted == len(confidences)
+        if all_above_accepted and tree.token_list[likeliest] == token:
             accepted += 1
-        confidences.append(round(10_000 * float(scores[node] / scores[above])) if scores[above] else 0)
+        confidences.append(_hundredths_of_a_per_cent(scores[likeliest], scores[node]))
+        node = likeliest
     return [accepted, *confidences]
 
 
-def chain_table(chains: Mapping[str, Sequence[Sequence[int]]]) -> pd.DataFrame:
-    """What became of the likeliest chains (prompt → ``chains``): one row per prompt, place and depth.
+def _hundredths_of_a_per_cent(path: Tensor, path_above: Tensor) -> int:
+    """A token's own probability, from that of the path down to it and of the path above; 0 if nothing leads there."""
+    if path_above == 0:
+        return 0
+    return round(10_000 * float(path / path_above))
+
+
+def chain_table(chains_by_prompt: Mapping[str, Sequence[Sequence[int]]]) -> pd.DataFrame:
+    """What became of the likeliest chains (``chains`` by prompt): one row per prompt, place and depth.
 
     confidence: the draft's probability of the token, to four digits; path: that of the chain up to it; alive: whether
     everything before it agreed with the text; hit: whether it did too. EDD's Figure 3b is confidence against hit where
     alive, there at the places where steps begin, here at every place; what PCT thresholds is path against hit.
     """
     rows = []
-    for prompt, places in chains.items():
+    for prompt, places in chains_by_prompt.items():
         for place, (accepted, *confidences) in enumerate(places):
             path = 1.0
-            for depth, confidence in enumerate(confidences, start=1):
-                path *= confidence / 10_000
+            for depth, hundredths in enumerate(confidences, start=1):
+                confidence = hundredths / 10_000
+                path *= confidence
                 alive = depth <= accepted + 1
                 hit = depth <= accepted
-                rows.append((prompt, place, depth, confidence / 10_000, path, alive, hit))
+                rows.append((prompt, place, depth, confidence, path, alive, hit))
     return pd.DataFrame(rows, columns=["prompt", "place", "depth", "confidence", "path", "alive", "hit"])

@@ -19,29 +19,43 @@ RESAMPLES = 2000
 def interval(
     values: np.ndarray, statistic: Callable[[np.ndarray], float], *, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float]:
-    """BCa interval of a statistic of (prompts, …) values, 95 %; the statistic itself twice where nothing varies.
+    """The ends of a statistic's bootstrap interval (BCa, 95 %): prompts are drawn again and again, with replacement.
 
-    nan with fewer than two prompts.
+    values: (prompts, …), one row a prompt. statistic: of such an array. level: how often the interval should hold the
+    truth. The ends are nan with fewer than two prompts, and equal where all prompts are.
+
+    >>> interval(np.array([3.0, 3.0, 3.0]), np.median)
+    (3.0, 3.0)
     """
     values = np.asarray(values, float)
     if len(values) < 2:
         return float("nan"), float("nan")
-
-    def each(rows: np.ndarray, axis: int) -> np.ndarray:  # scipy's own loop takes longer than the statistics
-        drawn = rows.reshape(-1, rows.shape[axis])
-        return np.reshape([statistic(values[some]) for some in drawn], rows.shape[:-1])
-
-    prompts = np.arange(len(values))
-    with warnings.catch_warnings(action="ignore"):  # where leaving one prompt out changes nothing BCa is not defined
-        for method in ("BCa", "percentile"):
-            found = stats.bootstrap(
-                (prompts,), each, n_resamples=RESAMPLES, method=method, confidence_level=level, rng=seed
-            )
-            low = float(found.confidence_interval.low)
-            high = float(found.confidence_interval.high)
-            if np.isfinite([low, high]).all():
-                break
+    low, high = _bootstrap(values, statistic, "BCa", level, seed)
+    if not np.isfinite([low, high]).all():  # where leaving one prompt out changes nothing, BCa is not defined
+        low, high = _bootstrap(values, statistic, "percentile", level, seed)
     return low, high
+
+
+def _bootstrap(
+    values: np.ndarray, statistic: Callable[[np.ndarray], float], method: str, level: float, seed: int
+) -> tuple[float, float]:
+    """An interval by one of scipy's methods; nan where the method is not defined."""
+
+    def of_samples(prompts: np.ndarray, axis: int) -> np.ndarray:
+        """The statistic of each sample. prompts: (…, samples, prompts), the numbers of those that were drawn.
+
+        scipy asks for many samples at once: its own loop over them takes longer than the statistics.
+        """
+        samples = prompts.reshape(-1, prompts.shape[axis])
+        numbers = [statistic(values[sample]) for sample in samples]
+        return np.reshape(numbers, prompts.shape[:-1])
+
+    every_prompt = np.arange(len(values))
+    options = {"n_resamples": RESAMPLES, "method": method, "confidence_level": level, "rng": seed}
+    with warnings.catch_warnings(action="ignore"):
+        result = stats.bootstrap((every_prompt,), of_samples, **options)
+    ends = result.confidence_interval
+    return float(ends.low), float(ends.high)
 
 
 # ---- statistics of one value per prompt and method ----------------------------------------------------------------
@@ -78,7 +92,10 @@ class Statistic:
         >>> MEAN.estimate(np.array([[1.0], [1.0], [1.0]]))
         Estimate(value=1.0, low=1.0, high=1.0, prompts=3)
         """
-        low, high = lead_interval(wide) if self.rival_by_rival else interval(wide, self.of)
+        if self.rival_by_rival:
+            low, high = lead_interval(wide)
+        else:
+            low, high = interval(wide, self.of)
         return Estimate(float(self.of(wide)), low, high, len(wide))
 
 
@@ -113,12 +130,21 @@ def share_ahead(wide: np.ndarray) -> float:
 
 
 def least_lead(wide: np.ndarray) -> float:
-    """The mean lead of the first method over the best of all others."""
-    return (wide[:, :1] - wide[:, 1:]).mean(0).min()
+    """The mean lead of the first method over the best of all others: over the one to which it is smallest.
+
+    >>> float(least_lead(np.array([[3.0, 1.0, 2.0], [5.0, 1.0, 2.0]])))  # 3 over the second method, 2 over the third
+    2.0
+    """
+    leads = wide[:, :1] - wide[:, 1:]  # (prompts, rivals)
+    return leads.mean(0).min()
 
 
 def difference_of_differences(wide: np.ndarray) -> float:
-    """What the first method gains on the second, less what the third gains on the fourth: a mean over prompts."""
+    """What the first method gains on the second, less what the third gains on the fourth: a mean over prompts.
+
+    >>> float(difference_of_differences(np.array([[5.0, 1.0, 3.0, 2.0]])))  # (5 - 1) - (3 - 2)
+    3.0
+    """
     return (wide[:, 0] - wide[:, 1] - wide[:, 2] + wide[:, 3]).mean()
 
 
@@ -128,11 +154,17 @@ def lead_interval(wide: np.ndarray) -> tuple[float, float]:
     The best of several noisy rivals looks better than it is. So the lower end is the lowest of any rival's 95 %
     interval, and the upper end the lowest of their upper ends, at a level that is corrected for their number.
     """
-    count = wide.shape[1] - 1
-    pairs = [wide[:, [0, rival]] for rival in range(1, count + 1)]
-    low = min(interval(pair, mean_difference)[0] for pair in pairs)
-    high = min(interval(pair, mean_difference, level=1 - 0.05 / count)[1] for pair in pairs)
-    return low, high
+    rivals = range(1, wide.shape[1])
+    corrected_level = 1 - 0.05 / len(rivals)
+    lows = []
+    highs = []
+    for rival in rivals:
+        pair = wide[:, [0, rival]]
+        low, _ = interval(pair, mean_difference)
+        _, high = interval(pair, mean_difference, level=corrected_level)
+        lows.append(low)
+        highs.append(high)
+    return min(lows), min(highs)
 
 
 MEAN = Statistic("mean", mean)
@@ -154,7 +186,8 @@ def slope(at: Sequence[float]) -> Statistic:
     numbers = tuple(float(x) for x in at)
 
     def fitted(wide: np.ndarray) -> float:
-        return np.polyfit(numbers, wide.mean(0), 1)[0]
+        steepness, _ = np.polyfit(numbers, wide.mean(0), 1)
+        return steepness
 
     return Statistic("slope", fitted, at=numbers)
 
@@ -177,23 +210,34 @@ def paired(runs: pd.DataFrame, values: pd.Series, methods: Sequence[str]) -> np.
 # ---- two methods of a table ---------------------------------------------------------------------------------------
 
 
-def _over_prompts(name: str, statistic: Callable, apart: Callable, table: pd.DataFrame, value: str) -> dict[str, float]:
-    """A statistic of two methods' distance over prompts: repetitions are paired, and their median counts."""
-    index = ["prompt", "repetition"] if "repetition" in table else ["prompt"]
-    wide = table.pivot_table(index=index, columns="method", values=value, sort=False)
-    each = apart(wide).dropna().groupby("prompt").median().to_numpy()
-    low, high = interval(each, statistic)
-    return {name: float(statistic(each)), "low": low, "high": high, "prompts": len(each)}
+def _by_method(table: pd.DataFrame, value: str) -> pd.DataFrame:
+    """A value with one row a prompt and repetition, and one column a method."""
+    index = ["prompt"]
+    if "repetition" in table:
+        index.append("repetition")
+    return table.pivot_table(index=index, columns="method", values=value, sort=False)
+
+
+def _over_prompts(name: str, statistic: Callable, pairs: pd.Series) -> dict[str, float]:
+    """A statistic over prompts of what was compared within pairs of runs: a prompt's repetitions count by their median.
+
+    name: what the statistic is called in the result.
+    """
+    by_prompt = pairs.dropna().groupby("prompt").median().to_numpy()  # (prompts,)
+    low, high = interval(by_prompt, statistic)
+    return {name: float(statistic(by_prompt)), "low": low, "high": high, "prompts": len(by_prompt)}
 
 
 def ratio(table: pd.DataFrame, value: str, first: str, second: str) -> dict[str, float]:
     """Median over prompts of first / second, with its interval and the number of prompts that have both."""
-    return _over_prompts("ratio", np.median, lambda wide: wide[first] / wide[second], table, value)
+    wide = _by_method(table, value)
+    return _over_prompts("ratio", np.median, wide[first] / wide[second])
 
 
 def difference(table: pd.DataFrame, value: str, first: str, second: str) -> dict[str, float]:
     """Mean over prompts of first − second, with its interval and the number of prompts that have both."""
-    return _over_prompts("difference", np.mean, lambda wide: wide[first] - wide[second], table, value)
+    wide = _by_method(table, value)
+    return _over_prompts("difference", np.mean, wide[first] - wide[second])
 
 
 def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
@@ -202,15 +246,24 @@ def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
     prompts: how many have both methods. Failed rows are left out there and counted in the column failed; a method that
     always failed has nothing else.
     """
-    good = table[table["status"] == "ok"].assign(**{"token/s": lambda runs: runs["tokens"] / runs["seconds"]})
+    is_good = table["status"] == "ok"
+    good = table[is_good]
+    good = good.assign(**{"token/s": good["tokens"] / good["seconds"]})
     if not (good["method"] == baseline).any():
         raise ValueError(f"there is no run of the baseline {baseline!r}: {', '.join(table['method'].unique())}")
     rows = {}
-    for name, part in good.groupby("method", sort=False):
-        lead = ratio(good, "token/s", name, baseline)
-        tau = (part["tokens"] / part["steps"]).mean()
-        rows[name] = {"tau": tau, "token/s": part["token/s"].median(), "speed-up": lead.pop("ratio"), **lead}
-    failed = table[table["status"] != "ok"].groupby("method").size()
-    found = pd.DataFrame(rows).T.reindex(table["method"].unique()).assign(failed=failed)
-    found = found.fillna({"prompts": 0, "failed": 0}).astype({"prompts": int, "failed": int})
-    return found.sort_values("speed-up", ascending=False).rename_axis("method")
+    for name, runs in good.groupby("method", sort=False):
+        speed_up = ratio(good, "token/s", name, baseline)
+        rows[name] = {
+            "tau": (runs["tokens"] / runs["steps"]).mean(),
+            "token/s": runs["token/s"].median(),
+            "speed-up": speed_up["ratio"],
+            "low": speed_up["low"],
+            "high": speed_up["high"],
+            "prompts": speed_up["prompts"],
+        }
+    summary = pd.DataFrame(rows).T
+    summary = summary.reindex(table["method"].unique())  # those that always failed, too
+    summary = summary.assign(failed=table[~is_good].groupby("method").size())
+    summary = summary.fillna({"prompts": 0, "failed": 0}).astype({"prompts": int, "failed": int})
+    return summary.sort_values("speed-up", ascending=False).rename_axis("method")

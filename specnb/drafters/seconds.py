@@ -1,11 +1,12 @@
-"""What forwards take on this machine by their number of nodes: what AutoDrafter wants to know, measured and kept.
+"""The seconds of a forward on this machine, by its number of nodes: measured once and kept, for AutoDrafter.
 
-A price is the median of a few forwards at each of ten sizes. ``measured`` measures; ``kept`` does so once a machine,
-model and draft, and finds the numbers in the user cache from then on.
+For each of ten sizes the median of a few forwards counts. ``measured`` measures them. ``kept`` measures them once per
+machine, target and draft model, and later reads the numbers from the user cache.
 """
 
 import hashlib
 import json
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,25 +25,27 @@ from specnb.selfcheck import identity
 from specnb.target import Target
 from specnb.tree import TokenTree
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # nodes of the forwards that are measured, of target and draft
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of nodes for which forwards are measured
 TARGET_NODES = 32  # AutoDrafter's trees have this many nodes at most, the root included
-DRAFT_NODES = 8  # and this many of them are expanded by one forward of the draft
-REPETITIONS = 5
-PREFIX = 300  # tokens behind which forwards are measured
+DRAFT_NODES = 8  # the most nodes that one forward of the draft model expands there
+REPETITIONS = 5  # forwards per size
+PREFIX = 300  # number of tokens in the cache while forwards are measured
 
 
 @dataclass(frozen=True)
 class ForwardSeconds:
-    """Seconds of one forward over 1, 2, 3, … nodes: of the target, [n - 1] over n, and of the draft model."""
+    """The seconds of one forward over 1, 2, 3, … nodes; entry [n - 1] is for n nodes."""
 
     target: tuple[float, ...]
     draft: tuple[float, ...]
 
 
 def measured(target: Target, draft: DraftModel, prefix: int, *, quiet: bool = False) -> ForwardSeconds:
-    """Measure a target and a draft model behind a prefix of so many tokens. quiet: without a progress bar.
+    """Measure the forwards of a target and a draft model.
 
-    Each of SIZES is measured REPETITIONS times. Between the sizes seconds are linear, and they never fall with size.
+    prefix: the number of tokens in the cache. quiet: whether to show no progress bar.
+
+    Each of SIZES is measured REPETITIONS times. Between the sizes the seconds are interpolated (``rising``).
     """
     rows = timed(target, {"draft": draft}, prefix, REPETITIONS, SIZES, quiet=quiet)
     target_seconds = rising(_medians(rows, "target"), TARGET_NODES)
@@ -51,7 +54,7 @@ def measured(target: Target, draft: DraftModel, prefix: int, *, quiet: bool = Fa
 
 
 def _medians(rows: Sequence["Timed"], model: str) -> list[float]:
-    """The median seconds of one model's forwards at each of SIZES."""
+    """Return the median seconds of one model's forwards at each of SIZES."""
     medians = []
     for nodes in SIZES:
         seconds = [row.seconds for row in rows if row.model == model and row.nodes == nodes]
@@ -60,10 +63,12 @@ def _medians(rows: Sequence["Timed"], model: str) -> list[float]:
 
 
 def rising(medians: Sequence[float], most: int) -> tuple[float, ...]:
-    """Seconds over 1 to most nodes, from medians at SIZES: never falling (isotonic regression), and linear between.
+    """Return the seconds over 1, 2, … most nodes, from the medians at SIZES.
 
     Example: medians (3, 1, 4, 5, …) at 1, 2, 3, 4 nodes fall from the first to the second, so both become their mean:
     (2, 2, 4, 5, …).
+
+    Isotonic regression makes the medians never fall with size; between the sizes the seconds are linear.
     """
     seconds = isotonic_regression(np.asarray(medians, dtype=float)).x
     return tuple(np.interp(range(1, most + 1), SIZES, seconds).tolist())
@@ -71,10 +76,10 @@ def rising(medians: Sequence[float], most: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Timed:
-    """One measured forward. turn: which repetition; model: "target" or the name of a draft."""
+    """One measured forward."""
 
-    turn: int
-    model: str
+    turn: int  # the number of the repetition
+    model: str  # "target" or the name of a draft model
     nodes: int
     seconds: float
 
@@ -88,15 +93,18 @@ def timed(
     *,
     quiet: bool = True,
 ) -> list[Timed]:
-    """Forwards of a target over trees of n nodes, and of draft models over frontiers of n, for each n of sizes.
+    """Measure the target over trees of n nodes, and draft models over frontiers of n nodes, for each n in sizes.
 
-    Sizes and models take turns, so that a slow minute hits all of them alike; the first turn warms up and is left out.
-    The trees hang off a prefix of so many tokens. Any token ids do: a forward costs the same whatever it reads.
+    drafts: name → draft model. prefix: the number of tokens in the cache. repetitions: measured turns. quiet: whether
+    to show no progress bar.
+
+    In each turn all sizes and models are measured once, so that a slow minute of the machine affects all of them. The
+    first turn is a warm-up and is left out. The tokens are random, because a forward costs the same for any tokens.
     """
     target.hidden_layers = tuple(sorted({layer for draft in drafts.values() for layer in draft.hidden_layers}))
     generator = torch.Generator("cpu").manual_seed(0)
-    drawn = torch.randint(1000, 2000, (prefix,), generator=generator, device="cpu")
-    tokens = (drawn % target.vocabulary).tolist()
+    random_ids = torch.randint(1000, 2000, (prefix,), generator=generator, device="cpu")
+    tokens = (random_ids % target.vocabulary).tolist()
     rows = []
     for turn in tqdm(range(repetitions + 1), desc="timing forwards", leave=False, disable=quiet or files.QUIET):
         hidden = target.prefill(tokens[:-1])
@@ -112,17 +120,20 @@ def timed(
             began = now()
             target.forward(TokenTree(tree.tokens[:nodes], tree.parents[:nodes]))
             rows.append(Timed(turn, "target", nodes, now() - began))
-            target.cache.commit([])  # nothing of the tree is kept: the next size has the same prefix
+            target.cache.commit([])  # no node is kept, so that the next size has the same prefix
             target.tree = None
     return [row for row in rows if row.turn > 0]
 
 
 def kept(target: Target, draft: DraftModel, draft_name: str, prefix: int, *, anew: bool = False) -> ForwardSeconds:
-    """``measured``, once a machine: the numbers are kept in the user cache, under seconds/.
+    """Return ``measured`` seconds, measured only once: they are kept in the user cache, in its folder seconds/.
 
-    They are those of this processor or GPU, number of threads, versions of torch and transformers, target and draft:
-    another one of these has its own. draft_name: what tells the draft model from others, a head's name with its hash.
-    anew: measure again, and keep that: the machine was busy when it was measured, or is another one by now.
+    The key of the kept numbers is made of the processor or GPU, the number of threads, the versions of specnb, torch
+    and transformers, the target, the draft model and the prefix.
+
+    draft_name: identifies the draft model, such as a trained head's name with its hash.
+    prefix: the number of tokens in the cache.
+    anew: measure again and replace the kept numbers, for example if the machine was busy before.
     """
     where = provenance.facts("specnb.drafters.seconds.kept")
     marks = {name: where[name] for name in ("device", "machine", "processor", "specnb", "torch", "transformers")}
@@ -130,10 +141,10 @@ def kept(target: Target, draft: DraftModel, draft_name: str, prefix: int, *, ane
     key = hashlib.sha256(json.dumps(marks, sort_keys=True).encode()).hexdigest()[:32]
     path = cache_dir() / "seconds" / f"{key}.json"
     if not anew:
-        found = _read(path)
-        if found is not None:
-            return found
-    print("measuring what forwards take on this machine, once …", flush=True)
+        earlier = _read(path)
+        if earlier is not None:
+            return earlier
+    print("measuring what forwards take on this machine, once …", file=sys.stderr, flush=True)
     seconds = measured(target, draft, prefix)
     lists = {"target seconds": seconds.target, "draft seconds": seconds.draft}
     _write(path, files.to_json({**marks, "date": where["date"], **lists}))
@@ -141,16 +152,16 @@ def kept(target: Target, draft: DraftModel, draft_name: str, prefix: int, *, ane
 
 
 def _read(path: Path) -> ForwardSeconds | None:
-    """What was kept; None if there is nothing, or nothing that can be read: then it is measured again."""
+    """Return the kept seconds; None if there is no file or it cannot be read, and then they are measured again."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return ForwardSeconds(tuple(found["target seconds"]), tuple(found["draft seconds"]))
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        return ForwardSeconds(tuple(entry["target seconds"]), tuple(entry["draft seconds"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write(path: Path, text: str) -> None:
-    """Keep it; a cache that cannot be written only means that it is measured again by the next process."""
+    """Write the kept seconds. If that is not possible, warn: the next process measures again."""
     try:
         files.write(path, text)
     except OSError as error:

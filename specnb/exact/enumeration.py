@@ -1,7 +1,8 @@
-"""Losslessness as something you can run: the exact output law of any function of Coins, by enumeration.
+"""A test of losslessness: the exact output law of any function of Coins, by enumeration.
 
-``law(fn)`` calls ``fn(coins)`` once for every sequence of coin outcomes and adds up their probabilities in
-float64. Any drafter, any verifier, any sampler can be put to this test as it is, without a second implementation.
+A law is a probability distribution, here a dict outcome → probability. ``law(fn)`` calls ``fn(coins)`` once for every
+sequence of coin outcomes and adds up the probabilities in float64. So any drafter, verifier or sampler can be tested as
+it is, without a second implementation.
 """
 
 from collections import defaultdict
@@ -27,17 +28,17 @@ Model = Callable[[tuple[int, ...]], Tensor]  # tokens so far → (V,) probabilit
 
 
 class _Script:
-    """Coins that follow a given list of outcomes and note, behind its end, what else could have happened.
+    """Coins that follow a given list of outcomes. After its end they note which other outcomes were possible.
 
-    Example: with the outcomes [1], the first toss comes out as 1. A second one, of probabilities [.5, 0, .5], is behind
-    the end: it comes out as 0, and [1, 2] is noted as a script that is still to be played.
+    Example: with the outcomes [1], the first toss comes out as 1. A second toss, with probabilities [.5, 0, .5], is
+    after the end of the list: it comes out as 0, and [1, 2] is noted as a list that still has to be played.
     """
 
     def __init__(self, outcomes: list[int]):
         self.outcomes = outcomes
         self.position = 0  # number of tosses so far
-        self.probability = 1.0  # of all their outcomes
-        self.open: list[list[int]] = []  # scripts of the branches not taken
+        self.probability = 1.0  # of all outcomes so far
+        self.open: list[list[int]] = []  # lists of outcomes for the branches not taken
         self.uniforms: list[float] = []  # none: outcomes are enumerated, not drawn
 
     def _toss(self, probabilities: list[float]) -> int:
@@ -65,15 +66,15 @@ class _Script:
 
 
 def law(fn: Callable[[Coins], Outcome]) -> Law:
-    """The exact law of fn's result: outcome → probability, float64, every coin outcome enumerated.
+    """Return the exact law of fn's result, outcome → probability, by enumeration of all coin outcomes.
 
-    fn must take all its randomness from the coins and start afresh at each call.
+    fn must take all its randomness from the coins, and must start from the same state at each call.
 
-    Example: ``law(lambda coins: coins.accept(0.5) + coins.accept(0.5))``, the number of heads of two coins, calls it
-    four times and is {0: 0.25, 1: 0.5, 2: 0.25}.
+    Example: ``law(lambda coins: coins.accept(0.5) + coins.accept(0.5))``, the number of heads of two coins, calls the
+    function four times and is {0: 0.25, 1: 0.5, 2: 0.25}.
     """
     result: Law = defaultdict(float)
-    scripts: list[list[int]] = [[]]  # still to be played
+    scripts: list[list[int]] = [[]]  # lists of outcomes that still have to be played
     while scripts:
         coins = _Script(scripts.pop())
         outcome = fn(coins)
@@ -85,7 +86,7 @@ def law(fn: Callable[[Coins], Outcome]) -> Law:
 
 
 def total_variation(a: Law, b: Law) -> float:
-    """½ Σ |a − b|, the largest difference the two laws give to any event."""
+    """½ Σ |a − b|: the largest difference between the probabilities that the two laws give an event."""
     outcomes = a.keys() | b.keys()
     differences = [abs(a.get(outcome, 0.0) - b.get(outcome, 0.0)) for outcome in outcomes]
     return sum(differences) / 2
@@ -97,19 +98,19 @@ def expectation(of: Law, value: Callable[[Outcome], float]) -> float:
 
 
 def joint(model: Model, length: int) -> Law:
-    """The model's own law over token tuples of the given length."""
+    """Return the model's law over token tuples of the given length."""
     return law(partial(sample, model, (), length))
 
 
 def sample(model: Model, tokens: tuple[int, ...], length: int, coins: Coins) -> tuple[int, ...]:
-    """Continue tokens to the given length by sampling from the model."""
+    """Extend (or cut) tokens to the given length by sampling from the model."""
     while len(tokens) < length:
         tokens = (*tokens, coins.choose(model(tokens)))
     return tokens[:length]
 
 
 def random_model(vocabulary: int, seed: int, *, sharpness: float = 2.0) -> Model:
-    """A random language model: every prefix has a law of its own, float64, the same at every call."""
+    """Return a random language model: each prefix has its own law, (V,) float64, the same at every call."""
 
     @cache
     def model(prefix: tuple[int, ...]) -> Tensor:
@@ -121,13 +122,13 @@ def random_model(vocabulary: int, seed: int, *, sharpness: float = 2.0) -> Model
 
 
 def toy_drafter(q: Model, growth: Growth, drawn: Drawn) -> TreeDrafter:
-    """TreeDrafter over a toy model q of the empty text's continuations, for the functions below."""
+    """Return a TreeDrafter with a toy model q that begins with the empty text, for the functions below."""
     table = TableDraft(lambda prefix: q(prefix[1:]))  # prefix[0] is the root, which stands for the empty text
     return TreeDrafter(table, growth, drawn)
 
 
 def toy_draft(q: Model, growth: Growth, drawn: Drawn = Drawn.POINT) -> tuple[Draft, list[float]]:
-    """A draft of such a drafter behind the empty text, and the probability that each of its forwards expanded."""
+    """Return a draft of ``toy_drafter`` after the empty text, and the path probability that each forward expanded."""
     drafter = toy_drafter(q, growth, drawn)
     drafter.begin((0,), Warp(), {})
     draft = drafter.propose(RandomCoins(), 99)
@@ -136,7 +137,7 @@ def toy_draft(q: Model, growth: Growth, drawn: Drawn = Drawn.POINT) -> tuple[Dra
 
 
 def rows(model: Model, tree: TokenTree) -> Tensor:
-    """(n, V) a model's law behind every node of a tree whose root stands for the empty text."""
+    """(n, V): a model's law after every node of a tree whose root stands for the empty text."""
     paths = [tree.path_tokens(node) for node in range(len(tree))]
     return torch.stack([model(path) for path in paths])
 
@@ -144,9 +145,10 @@ def rows(model: Model, tree: TokenTree) -> Tensor:
 def verify_once(
     drafter: Drafter, verifier: Verifier, p: Model, coins: Coins, *, depth: int, warp: Warp | None = None
 ) -> tuple[Draft, Verdict]:
-    """One step of decoding from the empty text: draft, score every node with p, verify.
+    """Do one decoding step from the empty text: draft, score every node with p, verify.
 
-    The root stands for the empty text (token 0, never shown to p); p already includes any warp.
+    The root (token 0) stands for the empty text and is never shown to p.
+    p: the target's law, with the warp already applied. warp: what the drafter is told to apply to q.
     """
     drafter.begin((0,), warp or Warp(), {})
     draft = drafter.propose(coins, depth)
@@ -155,10 +157,10 @@ def verify_once(
 
 
 def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:
-    """Law of the first depth + 1 tokens of text decoded speculatively: one step, completed by p itself.
+    """Return the law of the first depth + 1 tokens: one speculative step, then ordinary sampling from p.
 
-    Equal to ``joint(p, depth + 1)`` for every depth exactly if the verifier is lossless (Lemma A.1 of the
-    Traversal paper: it suffices to complete the output with the target).
+    It equals ``joint(p, depth + 1)`` for every depth if and only if the verifier is lossless. One step is enough by
+    Lemma A.1 of the Traversal paper.
     """
 
     def step(coins: Coins) -> tuple[int, ...]:
@@ -175,7 +177,7 @@ def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, wa
 
 
 def accepted_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, warp: Warp | None = None) -> Law:
-    """Law of the number of accepted draft tokens in one step (bonus not counted)."""
+    """Return the law of the number of accepted draft tokens in one step (bonus not counted)."""
 
     def accepted(coins: Coins) -> int:
         _, verdict = verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)
@@ -187,10 +189,11 @@ def accepted_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, 
 def engine_law(
     target: Target, drafter: Drafter, verifier: Verifier, prompt: Sequence[int], length: int, **options
 ) -> Law:
-    """Law of a whole generation of ``length`` tokens by ``decode``, through cache, masks and all, at temperature 1.
+    """Return the law of a generation of ``length`` tokens by ``decode``, with cache and masks, at temperature 1.
 
-    Equal to ``joint`` of the target's own law behind the prompt if all of it is lossless. For vocabularies and
-    lengths that can be enumerated; models ``in_float64`` give float64 laws. options: those of ``decode``.
+    It equals ``joint`` of the target's law after the prompt if every part of decoding is lossless. Vocabulary and
+    length must be small enough to enumerate. With models ``in_float64`` the law is exact to float64's rounding.
+    options: the keyword arguments of ``decode``.
     """
 
     def text(coins: Coins) -> tuple[int, ...]:
@@ -203,10 +206,10 @@ def engine_law(
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model, in float64 throughout, in place: what ``engine_law`` needs to be exact to float64's rounding.
+    """Convert a model to float64 in place and return it, so that ``engine_law`` is exact to float64's rounding.
 
-    ``model.double()`` alone is not enough, since transformers' RMSNorm computes in float32 whatever its input is. It is
-    replaced by torch's own.
+    ``model.double()`` alone is not enough, because transformers' RMSNorm always computes in float32. It is replaced by
+    torch's.
     """
     model.double()
     for module in list(model.modules()):
@@ -229,12 +232,12 @@ class Argmax:
 
 
 def accepted_given(draft: Draft, p: Tensor, verifier: Verifier) -> Law:
-    """Law of the accepted path for one given tree and its p and q: every accept coin enumerated, no draws.
+    """Return the law of the accepted path for one given draft and p, by enumeration of all accept coins.
 
-    The next token has no say in what is accepted, so its law need not be enumerated: a real vocabulary is no
-    obstacle, and n nodes take n + 1 runs at most if no coin is tossed behind the one that settles a step. Not for
-    verifiers that elect by drawing (sample_and_match). The paired comparison of verifiers rests on this: no coin is
-    left to chance.
+    The next token does not influence which nodes are accepted, so ``Argmax`` replaces its draw by one outcome. This
+    makes real vocabularies possible: n nodes take at most n + 1 runs, if no coin is tossed after the one that decides
+    the step. Verifiers are compared by this law, on the same drafts. It is not for verifiers that accept by drawing
+    tokens (sample_and_match).
     """
 
     def accepted_path(coins: Coins) -> tuple[int, ...]:

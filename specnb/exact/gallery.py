@@ -1,8 +1,8 @@
-"""A gallery of broken verifiers: mistakes people have made, each named after its kind, for exact enumeration to catch.
+"""A gallery of broken verifiers: mistakes that people have made. Exact enumeration finds every one of them.
 
-Nothing here is lossless, and that is the point: ``table`` gives each its total variation. Some are the textbook form
-of an algorithm with a piece of its source replaced (``spoiled``), some verifiers of their own; the others spoil the
-draft or the coins.
+None of them is lossless. ``table`` shows the total variation between the texts of each and the target's law (a law is a
+probability distribution). Some are the textbook form of an algorithm with a piece of its source replaced (``spoiled``),
+some are written as a function or class here. The others change the draft or the coins.
 """
 
 import inspect
@@ -32,7 +32,7 @@ POINT, IID, SWOR = Drawn
 
 
 def spoiled(function: Callable, *changes: tuple[str, str]) -> Callable:
-    """A function whose source has each old piece replaced by a new one; ValueError unless each stands there once."""
+    """Return a function whose source has each old piece replaced by a new one; ValueError unless each occurs once."""
     source = inspect.getsource(function)
     for old, new in changes:
         count = source.count(old)
@@ -45,7 +45,7 @@ def spoiled(function: Callable, *changes: tuple[str, str]) -> Callable:
 
 
 def altered(drafter: Drafter, change: Callable[[Draft], Draft]) -> SimpleNamespace:
-    """A drafter whose drafts go through change."""
+    """Return a drafter that applies ``change`` to each draft of another."""
 
     def propose(coins: Coins, max_depth: int) -> Draft:
         return change(drafter.propose(coins, max_depth))
@@ -54,20 +54,20 @@ def altered(drafter: Drafter, change: Callable[[Draft], Draft]) -> SimpleNamespa
 
 
 def unchanged(draft: Draft) -> Draft:
-    """The draft as it is."""
+    """Return the draft as it is."""
     return draft
 
 
 def drawn_as(drawn: Drawn) -> Callable[[Draft], Draft]:
-    """Lie about how a draft was drawn, which gets it past the verifiers' refusals."""
+    """Return a change that misstates how a draft was drawn, so that a verifier does not refuse it."""
     return lambda draft: replace(draft, drawn=drawn)
 
 
 def resorted(draft: Draft) -> Draft:
-    """Siblings by falling draft probability, not in drawing order."""
+    """Sort siblings by falling draft probability, instead of drawing order."""
     tree = draft.tree
     order = [0]  # the nodes, parents first, in their new order
-    for node in order:  # which grows meanwhile
+    for node in order:  # the list grows during the loop
         order += _by_probability(draft, node)
     parents = [-1] + [order.index(tree.parent_list[node]) for node in order[1:]]
     reordered = TokenTree(tree.tokens[order], torch.tensor(parents))
@@ -75,25 +75,26 @@ def resorted(draft: Draft) -> Draft:
 
 
 def _by_probability(draft: Draft, node: int) -> list[int]:
-    """A node's children, those of the largest q first."""
+    """Return a node's children, the one with the largest q first."""
     q = draft.q[node].tolist()
     tokens = draft.tree.token_list
     return sorted(draft.tree.children[node], key=lambda child: -q[tokens[child]])
 
 
 def pruned(draft: Draft) -> Draft:
-    """Drawn nodes dropped by their joint draft probability."""
+    """Drop drawn nodes whose path probability is below .2."""
     is_likely = draft.scores >= 0.2
     kept = is_likely.nonzero().flatten().tolist()
     return Draft(draft.tree.keep(kept), draft.q[kept], draft.drawn)
 
 
 class OneUniform:
-    """Coins whose accepts all compare with one and the same uniform number.
+    """Coins whose accepts all compare with the same uniform number, instead of a new one each.
 
-    low and high are what is known of it: low <= uniform < high. Example: a first coin of probability .6 comes out as
-    False, so the number lies in [.6, 1). A second one of .8 is then True with (.8 − .6) / (1 − .6) = 1/2, and a third
-    one of .5 is False, whatever is tossed.
+    Example: a first coin of probability .6 comes out as False, so the number is in [.6, 1). A second one of .8 is then
+    True with probability (.8 − .6) / (1 − .6) = 1/2, and a third one of .5 is False for certain.
+
+    The number itself is never drawn. low and high are what is known of it so far: low <= uniform < high.
     """
 
     def __init__(self, coins: Coins):
@@ -116,10 +117,11 @@ class OneUniform:
 
 
 def ptd_as_printed(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """PTD's Algorithm 2 as printed: after a rejection p is renormalised over the candidates that remain.
+    """PTD's Algorithm 2 as printed: after a rejection p is renormalised over the remaining candidates only.
 
-    The last of several is then accepted with certainty, whatever the target thinks of it. Behind one that is alone and
-    rejected the printed loop does not end; here the next token is drawn from the rest, so that only line 13 errs.
+    So the last of several candidates is accepted with certainty, even if p gives it almost nothing. If a single
+    candidate is rejected, the printed loop does not end; here the next token is drawn from the rest of p, so that line
+    13 is the only error.
     """
     node = 0
     path = []
@@ -129,7 +131,7 @@ def ptd_as_printed(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
         chances = p[node, tokens].tolist()
         accepted = None
         for i, child in enumerate(children):
-            mass = sum(chances[i:]) if i > 0 else 1.0  # 13: of the candidates that remain, not of all tokens
+            mass = sum(chances[i:]) if i > 0 else 1.0  # 13: mass of the remaining candidates, not of all tokens
             if mass > 0 and coins.accept(min(1.0, chances[i] / mass)):
                 accepted = child
                 break
@@ -142,9 +144,9 @@ def ptd_as_printed(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 
 def ptd_as_coded(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """PTD's public code: p is renormalised over the vocabulary, as it should be, but the last token is the argmax.
+    """PTD's public code: p is renormalised over the vocabulary, which is right, but the last token is the argmax.
 
-    A step without candidates draws it, as there.
+    In a step without candidates the last token is drawn, as in that code.
     """
     if any(draft.candidates):
         coins = Argmax(coins)
@@ -152,33 +154,33 @@ def ptd_as_coded(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 
 def bonus_untempered(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """The bonus token drawn from the law at temperature 1; p here is at 0.5. Spec-Bench's copy of EAGLE's code."""
+    """RRSw that draws the bonus token at temperature 1, although p is at 0.5 (Spec-Bench's copy of EAGLE's code)."""
     verdict = rrsw(draft, p, coins)
     last = verdict.path[-1] if verdict.path else 0
     is_bonus = not draft.tree.children[last]
     if not is_bonus:
         return verdict
-    at_temperature_1 = p[last] ** 0.5  # not normalised: coins do that
+    at_temperature_1 = p[last] ** 0.5  # not normalised: coins.choose does that
     return Verdict(verdict.path, coins.choose(at_temperature_1))
 
 
 def rrsw_of_another_temperature(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """RRSw with q at temperature 2, although the draft was drawn at 1."""
+    """RRSw that uses q at temperature 2, although the draft was drawn at 1."""
     at_temperature_2 = Warp(2.0)
     other_q = at_temperature_2(draft.q.log())
     return rrsw(replace(draft, q=other_q), p, coins)
 
 
 def rrsw_by_one_uniform(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """RRSw that draws one uniform number, and compares all its acceptance probabilities with that."""
+    """RRSw that draws one uniform number and compares all acceptance probabilities with it."""
     return rrsw(draft, p, OneUniform(coins))
 
 
 class Unpositioned(Target):
-    """A target that is told no position ids: tree nodes count on as if they stood in a row (DynaTree's first code).
+    """A target without the position ids of a tree: its nodes get consecutive positions (DynaTree's first code).
 
-    As there (Algorithm 1, line 6), accepted tokens are scored once more for the cache, in a row and so rightly: only
-    a tree's own scores are bent.
+    As in that code (Algorithm 1, line 6), accepted tokens are scored again for the cache. They are a chain then, so
+    their positions are right: only the scores of trees are wrong.
     """
 
     def commit(self, path: Sequence[int]) -> None:
@@ -190,8 +192,8 @@ class Unpositioned(Target):
             super().commit(tuple(range(1, len(path))))
 
     def _run(self, ids: Tensor, position_ids: Tensor, mask: Tensor | None, **kwargs) -> Scores:
-        in_a_row = position_ids[:, :1] + torch.arange(ids.shape[1])
-        return super()._run(ids, in_a_row, mask, **kwargs)
+        consecutive = position_ids[:, :1] + torch.arange(ids.shape[1])  # (1, n)
+        return super()._run(ids, consecutive, mask, **kwargs)
 
 
 # ---- the gallery ----------------------------------------------------------------------------------------------
@@ -203,17 +205,17 @@ UNEVEN = Static(((0,), (1,), (0, 0), (0, 1)))  # two children, two more below th
 
 @dataclass(frozen=True)
 class Bug:
-    """A broken combination of drafter (from q) and verifier, and the right one that it is a mistake of."""
+    """A broken combination of drafter and verifier."""
 
-    kind: str
+    kind: str  # the kind of mistake
     drafter: MakeDrafter
     verifier: Verifier
-    right: tuple[MakeDrafter, Verifier]
-    warp: Warp | None = None
+    right: tuple[MakeDrafter, Verifier]  # the lossless combination that was meant
+    warp: Warp | None = None  # applied to p and q; None for temperature 1
 
 
 def drawn(shape: Growth, how: Drawn, change: Callable[[Draft], Draft] = unchanged) -> MakeDrafter:
-    """Drafters of trees of a shape, drawn as is said, whose drafts go through change."""
+    """Return a function that makes drafters from q: trees of a shape, drawn in one way, and then changed."""
 
     def make(q: exact.Model) -> Drafter:
         return altered(exact.toy_drafter(q, shape, how), change)
@@ -238,7 +240,7 @@ PRUNED = drawn(UNEVEN, SWOR, pruned)
 
 
 def claimed_drawn(q: exact.Model) -> Drafter:
-    """Top-k trees that say they were drawn from q."""
+    """Return a drafter of top-k trees that claim to be drawn from q without replacement."""
 
     def with_law(draft: Draft) -> Draft:
         return Draft(draft.tree, exact.rows(q, draft.tree), SWOR)
@@ -256,13 +258,13 @@ RESIDUAL = spoiled(textbook.rrsw, ("norm((p - q).clamp(min=0), p)", "(p - q).cla
 RECOVERED = spoiled(textbook.rrsw, ("coins.choose(p)", "coins.choose(M_b[node])"))
 
 BUGS = {
-    # the verifier takes q for another law than the one that was drawn from
+    # the verifier's q is not the law that the draft was drawn from
     "rejected sibling stays in q (RRSw)": Bug("wrong law", CLAIMED_IID, rrs, RRSW),
     "rejected sibling stays in q (traversal)": Bug("wrong law", CLAIMED_IID, traversal, TRAVERSAL),
     "independent siblings struck from q": Bug("wrong law", CLAIMED_SWOR, rrsw, RRS),
     "top-k tree, q = softmax": Bug("wrong law", claimed_drawn, rrsw, ONE_HOT),
     "q of another temperature": Bug("wrong law", TREE, rrsw_of_another_temperature, RRSW),
-    # the drawn values decide what is tried, or when
+    # the drawn tokens decide which nodes are tried, or in which order
     "siblings re-sorted by q (RRSw)": Bug("selection", RESORTED, rrsw, RRSW),
     "siblings re-sorted by q (traversal)": Bug("selection", RESORTED, traversal, TRAVERSAL),
     "drawn nodes pruned by score (RRSw)": Bug("selection", PRUNED, rrsw, RRSW),
@@ -272,7 +274,7 @@ BUGS = {
     "divided by the remaining draft mass": Bug("arithmetic", TREE, DIVIDED, TRAVERSAL),
     "residual not renormalised": Bug("arithmetic", TREE, RESIDUAL, RRSW),
     "PTD's Algorithm 2 as printed": Bug("arithmetic", TOP_K, ptd_as_printed, ONE_HOT),
-    # the token behind the accepted path has another law
+    # the token after the accepted path has a wrong law
     "recovered token drawn from p": Bug("last token", TREE, RECOVERED, RRSW),
     "last token by argmax (PTD's code)": Bug("last token", TOP_K, ptd_as_coded, ONE_HOT),
     "bonus drawn without the temperature": Bug(
@@ -284,18 +286,19 @@ BUGS = {
 
 
 def worlds(count: int = 4, vocabulary: int = 3) -> list[World]:
-    """Random (p, q): every prefix with a law of its own."""
+    """Return random pairs of models (p, q)."""
     model = partial(exact.random_model, vocabulary, sharpness=1.0)
     return [(model(2 * i), model(2 * i + 1)) for i in range(count)]
 
 
 def bias(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None = None) -> float:
-    """Total variation between two accepted levels of decoded text and the target's own law; p under the warp."""
+    """Return the total variation between decoded texts of three tokens and the target's law, both with the warp."""
     decoded, right = _laws(make, verifier, p, q, warp)
     return exact.total_variation(decoded, right)
 
 
 def _warped(p: exact.Model, warp: Warp | None) -> exact.Model:
+    """Return the model p with the warp applied."""
     if warp is None:
         return p
     return lambda prefix: warp(p(prefix).log())
@@ -304,24 +307,27 @@ def _warped(p: exact.Model, warp: Warp | None) -> exact.Model:
 def _laws(
     make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None
 ) -> tuple[exact.Law, exact.Law]:
-    """The laws of three tokens: of decoded text, and the target's own."""
+    """Return two laws over texts of three tokens: of decoded texts, and of the target."""
     target = _warped(p, warp)
     decoded = exact.output_law(make(q), verifier, target, depth=2, warp=warp)
     return decoded, exact.joint(target, 3)
 
 
 def _accepted(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None) -> float:
-    """Mean number of accepted draft tokens in a step."""
+    """Return the mean number of accepted draft tokens per step."""
     law = exact.accepted_law(make(q), verifier, _warped(p, warp), depth=2, warp=warp)
     return exact.expectation(law, float)
 
 
 def table(count: int = 4) -> pd.DataFrame:
-    """Every bug over random worlds: columns bug, kind, TV (the largest total variation), likelier, longer.
+    """Return a table of all bugs, one row per bug. A world is a random pair (p, q).
 
-    In that world, what other tests would see. likelier, one on the quality of texts: the mean log-probability under the
-    target of the broken texts less that of its own, in nats. longer, one on speed: accepted draft tokens a step, less
-    those of the right verifier on drafts as they were drawn.
+    bug, kind: its name and the kind of mistake.
+    TV: the largest total variation in ``count`` worlds. The next columns are for that world, and show what two other
+        tests would see.
+    likelier: a test of quality. The mean log-probability of the broken texts under the target, minus that of the
+        target's own texts, in nats.
+    longer: a test of speed. Accepted draft tokens per step, minus those of the right combination.
     """
     rows = []
     for name, bug in BUGS.items():
@@ -335,7 +341,7 @@ def table(count: int = 4) -> pd.DataFrame:
 
 
 def _worst(bug: Bug, count: int) -> tuple[World, exact.Law, exact.Law]:
-    """The one of count worlds where a bug shows most; there, the laws of the decoded text and of the target's own."""
+    """Return the world with the largest total variation, and its two laws: of decoded texts, and of the target."""
     laws = {world: _laws(bug.drafter, bug.verifier, *world, bug.warp) for world in worlds(count)}
     worst = max(laws, key=lambda world: exact.total_variation(*laws[world]))
     decoded, target = laws[worst]
@@ -343,6 +349,6 @@ def _worst(bug: Bug, count: int) -> tuple[World, exact.Law, exact.Law]:
 
 
 def _likelier(decoded: exact.Law, target: exact.Law) -> float:
-    """Mean log-probability under the target: that of decoded texts less that of the target's own, in nats."""
+    """Return the mean log-probability of decoded texts under the target, minus that of its own texts, in nats."""
     gains = [(decoded.get(text, 0.0) - mass) * math.log(mass) for text, mass in target.items()]
     return sum(gains)

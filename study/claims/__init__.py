@@ -8,12 +8,12 @@ are what several papers' checks share.
 """
 
 from study.claims import dynatree, edd_pct, ptd, salf_talf, traversal
-from study.claims.judging import AFTER, BEFORE, in_words, judge, judged, measured, of_paper, plan, summary, verdict
-from study.claims.registry import CLAIMS, Checked, Claim, Measured, checked, claim, not_attempted, planned
+from study.claims.judging import AFTER, BEFORE, judge, judged, measured, of_paper, summary, verdict
+from study.claims.registry import CLAIMS, Checked, Claim, Measured, checked, claim, not_attempted, plan_of
 from study.paper import PAPERS
 
 __all__ = [
     "AFTER", "BEFORE", "CLAIMS", "PAPERS", "Checked", "Claim", "Measured", "checked", "claim", "dynatree", "edd_pct",
-    "in_words", "judge", "judged", "measured", "not_attempted", "of_paper", "plan", "planned", "ptd", "salf_talf",
-    "summary", "traversal", "verdict",
+    "judge", "judged", "measured", "not_attempted", "of_paper", "plan_of", "ptd", "salf_talf", "summary", "traversal",
+    "verdict",
 ]  # fmt: skip

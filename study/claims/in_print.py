@@ -9,7 +9,7 @@ import pandas as pd
 
 from study import paper
 
-CLOSE = 1e-9  # far below every rounding
+FLOAT_ERROR = 1e-9  # more than arithmetic adds to printed numbers, and far below their last digits
 
 
 def numbers(name: str, *items: str) -> pd.DataFrame:
@@ -24,13 +24,21 @@ def wide(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
 
 def cases(*parts: object) -> list[bool]:
     """All truth values of several tables, columns and lists, one behind the other."""
-    return np.concatenate([np.ravel(part) for part in parts]).tolist()
+    flat = [np.ravel(part) for part in parts]
+    return np.concatenate(flat).tolist()
 
 
 def follows(
     gain: pd.Series, new: pd.Series, old: pd.Series | float, rounding: float, within: float | np.ndarray
 ) -> pd.Series:
-    """Whether a gain in per cent, printed ± rounding, can be that of new over old, both printed ± within."""
-    least = 100 * ((new - within) / (old + within) - 1) - rounding
-    most = 100 * ((new + within) / (old - within) - 1) + rounding
-    return (least - CLOSE <= gain) & (gain <= most + CLOSE)
+    """Whether a gain in per cent, printed ± rounding, can be that of new over old, both printed ± within.
+
+    Example: 2.10 over 2.00, printed to two digits (within .005). Unrounded, new / old is between 2.095 / 2.005 and
+    2.105 / 1.995, so the gain is between 4.49 and 5.51 per cent. Printed to one digit (rounding .05) it may read 4.5,
+    5.0 or 5.5, but not 5.6.
+    """
+    least_ratio = (new - within) / (old + within)
+    most_ratio = (new + within) / (old - within)
+    least_printed = 100 * (least_ratio - 1) - rounding
+    most_printed = 100 * (most_ratio - 1) + rounding
+    return (least_printed - FLOAT_ERROR <= gain) & (gain <= most_printed + FLOAT_ERROR)

@@ -1,8 +1,9 @@
-"""Verdicts, by rule, from the recordings: ``judged``, and ``summary`` and ``plan`` of what it found."""
+"""Verdicts, by rule, from the recordings: ``judged`` has a paper's, and ``summary`` counts them."""
 
 from dataclasses import asdict, dataclass
 from functools import cache
 
+import numpy as np
 import pandas as pd
 
 from study import stats
@@ -11,12 +12,19 @@ from study.paper import PAPERS
 from study.quantities import HEADS, complete
 from study.stats import Estimate
 
-BEFORE, AFTER = "before the data", "after the data"
+BEFORE = "before the data"
+AFTER = "after the data"
 
 
 def verdict(low: float, high: float, direction: str, bound: float) -> str:
     """By rule: reproduced if the interval lies on the paper's side of the bound, contradicted on the other, else
-    undecided; within ± the bound for a claim of no difference."""
+    undecided.
+
+    direction: "above" or "below" the bound, or "within" ± so much for a claim of no difference.
+
+    >>> verdict(1.1, 1.3, "above", 1.0), verdict(0.9, 1.3, "above", 1.0), verdict(-0.04, 0.02, "within", 0.05)
+    ('reproduced', 'undecided', 'reproduced')
+    """
     if direction == "above":
         inside = low > bound
         outside = high < bound
@@ -28,7 +36,9 @@ def verdict(low: float, high: float, direction: str, bound: float) -> str:
         outside = high < -bound or low > bound
     if inside:
         return "reproduced"
-    return "contradicted" if outside else "undecided"
+    if outside:
+        return "contradicted"
+    return "undecided"
 
 
 # ---- one claim ----------------------------------------------------------------------------------------------------
@@ -68,11 +78,12 @@ def measured(claim: Measured, runs: pd.DataFrame) -> Estimate:
 def when_planned(claim: Measured, plans: list[str]) -> str:
     """Whether a test was fixed before the data: in the second edition's plan, or by the hash that every block carries.
 
-    plans: those of the recorded blocks, hashes with spaces between.
+    plans: those of the recorded blocks, see ``registry.plan_of``.
     """
-    if claim.before and not claim.differs:
+    is_of_second_edition = bool(claim.before) and not claim.differs
+    if is_of_second_edition or all(claim.test in plan.split() for plan in plans):
         return BEFORE
-    return BEFORE if all(claim.test in plan.split() for plan in plans) else AFTER
+    return AFTER
 
 
 def judge(claim: Claim, runs: pd.DataFrame | None = None) -> Judged:
@@ -95,23 +106,24 @@ def judge_measured(claim: Measured, runs: pd.DataFrame | None) -> Judged:
     else:
         plans = runs["plan"].unique().tolist()
         stale = runs.attrs["stale"]
-    found = measured(claim, runs)
+    ours = measured(claim, runs)
     return Judged(
-        verdict(found.low, found.high, claim.direction, claim.bound),
+        verdict(ours.low, ours.high, claim.direction, claim.bound),
         value=claim.compare(runs).name,
         planned=when_planned(claim, plans),
         stale=stale,
-        ours=found.value,
-        low=found.low,
-        high=found.high,
-        prompts=found.prompts,
+        ours=ours.value,
+        low=ours.low,
+        high=ours.high,
+        prompts=ours.prompts,
     )
 
 
 def judge_cases(claim: Checked) -> Judged:
     """The verdict on an exact claim: all its cases have to hold."""
     cases = claim.cases()
-    return Judged("same setting" if all(cases) else "contradicted", ours=sum(cases), prompts=len(cases))
+    holds = "same setting" if all(cases) else "contradicted"
+    return Judged(holds, ours=sum(cases), prompts=len(cases))
 
 
 # ---- tables -------------------------------------------------------------------------------------------------------
@@ -125,10 +137,10 @@ def judged(paper: str) -> pd.DataFrame:
     same setting (an exact claim all of whose cases hold, else contradicted), not attempted; "not recorded" until its
     recording is, as a whole. ValueError on a paper that is not known.
     """
-    read = cache(complete)  # each recording once, however many claims there are on it
+    read_once = cache(complete)  # however many claims there are on a recording
     rows = []
     for claim in of_paper(paper).values():
-        runs = read(claim.recording) if isinstance(claim, Measured) else None
+        runs = read_once(claim.recording) if isinstance(claim, Measured) else None
         rows.append(_row(claim) | asdict(judge(claim, runs)))
     order = (
         "claim", "where", "says", "effect", "recording", "value", "methods", "statistic", "direction", "bound",
@@ -146,49 +158,49 @@ def of_paper(paper: str) -> dict[str, Claim]:
 
 def _row(claim: Claim) -> dict[str, object]:
     """What is known of a claim without data."""
-    row = {"claim": claim.name, "where": claim.where, "says": claim.says, "effect": claim.effect}
-    row |= {"reason": claim.reason, "before": claim.before}
-    row |= {"recording": "", "methods": (), "statistic": "", "direction": "", "bound": None}
+    row = {
+        "claim": claim.name,
+        "where": claim.where,
+        "says": claim.says,
+        "effect": claim.effect,
+        "reason": claim.reason,
+        "before": claim.before,
+        "recording": "",
+        "methods": (),
+        "statistic": "",
+        "direction": "",
+        "bound": None,
+    }
     if isinstance(claim, Checked):
         row["recording"] = "exact"
     if isinstance(claim, Measured):
         row["recording"] = claim.recording.name
-        row |= {"methods": claim.methods, "statistic": claim.statistic.name}
-        row |= {"direction": claim.direction, "bound": claim.bound}
+        row["methods"] = claim.methods
+        row["statistic"] = claim.statistic.name
+        row["direction"] = claim.direction
+        row["bound"] = claim.bound
     return row
 
 
-def in_words(row) -> str:
-    """A row of ``judged``: what has to lie where, for the claim to hold.
-
-    >>> from types import SimpleNamespace
-    >>> in_words(SimpleNamespace(recording="race", statistic="ratio", value="speed", direction="above", bound=1.0))
-    'ratio of speed above 1'
-    """
-    if row.recording == "exact":
-        return "all cases hold"
-    if not row.statistic:
-        return ""
-    of = f" of {row.value}" if row.value else ""
-    return f"{row.statistic}{of} {row.direction} {row.bound:g}"
-
-
-def plan(paper: str) -> pd.DataFrame:
-    """A paper's claims as readers see them: claim, where, says, effect, test (in words), methods, reason, verdict."""
-    table = judged(paper)
-    words = [in_words(row) for row in table.itertuples()]
-    methods = [" ; ".join(names) for names in table["methods"]]
-    told = table.assign(test=words, methods=methods)
-    return told[["claim", "where", "says", "effect", "test", "methods", "reason", "verdict"]]
-
-
 def summary(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """How many claims of each paper have which verdict, exact and measured ones apart, and among the latter those whose
-    test was chosen after the data. tables: ``judged``, by paper."""
-    found = pd.concat(tables, names=["paper"]).reset_index("paper")
-    kind = pd.Series("measured", index=found.index)
-    kind[found["recording"] == "exact"] = "exact"
-    kind[found["recording"] == ""] = ""
-    kind[found["planned"] == AFTER] = "chosen after the data"
-    columns = [kind.to_numpy(), found["verdict"]]
-    return pd.crosstab(found["paper"], columns, colnames=["kind", "verdict"]).loc[[*tables]]
+    """How many claims of each paper have which verdict.
+
+    Exact and measured ones are counted apart, and among the latter those whose test was chosen after the data.
+    tables: ``judged``, by paper.
+    """
+    every_claim = pd.concat(tables, names=["paper"]).reset_index("paper")
+    kinds = [_kind(row.recording, row.planned) for row in every_claim.itertuples()]
+    columns = [np.array(kinds), every_claim["verdict"]]
+    counts = pd.crosstab(every_claim["paper"], columns, colnames=["kind", "verdict"])
+    return counts.loc[[*tables]]
+
+
+def _kind(recording: str, planned: str) -> str:
+    """By which claims are counted apart."""
+    if planned == AFTER:
+        return "chosen after the data"
+    if recording == "exact":
+        return "exact"
+    if recording == "":
+        return ""
+    return "measured"

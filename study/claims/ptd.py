@@ -12,7 +12,7 @@ from specnb.drafters import ProgressiveDrafter, textbook
 from specnb.drafters.pools import Trie
 from specnb.exact import enumeration as exact
 from specnb.exact import gallery
-from specnb.sampling import RandomCoins, Warp
+from specnb.sampling import Coins, RandomCoins, Warp
 from specnb.target import Target
 from specnb.tree import Drawn
 from specnb.verifiers import one_hot
@@ -35,9 +35,10 @@ NODE_ON_AVERAGE = Prices(node=0.0057, name="the average price of a node")
 
 def _random_trie(rng: random.Random, depth: int = 3) -> Trie:
     """Up to three children a node, of four tokens."""
-    if not depth:
+    if depth == 0:
         return {}
-    return {token: _random_trie(rng, depth - 1) for token in rng.sample(range(4), rng.randint(0, 3))}
+    children = rng.sample(range(4), rng.randint(0, 3))
+    return {token: _random_trie(rng, depth - 1) for token in children}
 
 
 def _merge_as_printed(T: Trie, other: Trie) -> Trie:
@@ -56,15 +57,21 @@ def _eligible(T: Trie, says: Callable[[tuple[int, ...]], int]) -> set[tuple[int,
 def _sampling_cases(p: exact.Model, q: exact.Model, k: int) -> list[bool]:
     """Appendix C: of k candidates, the i-th is selected with its probability P_i; and the text has the target's law."""
     make = gallery.drawn(growth.kary(k, 1), Drawn.POINT)
-    chances = p(())[q(()).topk(k).indices].tolist()
-    selected = exact.law(lambda coins: exact.verify_once(make(q), one_hot, p, coins, depth=1)[1].path)
+
+    def selected_path(coins: Coins) -> tuple[int, ...]:
+        _, verdict = exact.verify_once(make(q), one_hot, p, coins, depth=1)
+        return verdict.path
+
+    selected = exact.law(selected_path)
+    likeliest = q(()).topk(k).indices
+    chances = p(())[likeliest].tolist()
     cases = [abs(selected[node,] - chance) < CLOSE for node, chance in enumerate(chances, start=1)]
     return [*cases, gallery.bias(make, one_hot, p, q) < CLOSE]
 
 
 def _one_forward_cases(model: LlamaForCausalLM, text: tuple[int, ...], draft_tree: Trie) -> list[bool]:
     """Figure 3: each node of [X; T; C] has the logits of its own branch; it sees X and its branch, at their depth."""
-    length = len(text) - 1
+    length = len(text) - 1  # X; the last token of the text is the tree's root
     drafter = ProgressiveDrafter()
     drafter.begin(text, Warp(), {})
     drafter.tree = draft_tree
@@ -74,8 +81,10 @@ def _one_forward_cases(model: LlamaForCausalLM, text: tuple[int, ...], draft_tre
     positions = masks.positions(tree, length)[0].tolist()
     for node, row in enumerate(masks.visible(tree, length)):
         path = tree.path(node)
-        branch = [*range(length), *(length + above for above in (0, *path))]
-        cases.append(row.nonzero().flatten().tolist() == branch and positions[node] == length + len(path))
+        branch = [length + above for above in (0, *path)]
+        sees = row.nonzero().flatten().tolist()
+        sees_its_branch = sees == [*range(length), *branch]
+        cases.append(sees_its_branch and positions[node] == length + len(path))
     return cases
 
 
@@ -193,8 +202,9 @@ def tables_and_text() -> list[bool]:
     counts = _printed("Table 4")
     hits = counts["HR"]
     length = counts["AL"]
-    made_of = hits * length + 1 - hits
-    cases = [(made_of - counts["DE"]).abs() <= 0.005 * (hits + length) + in_print.CLOSE]
+    apart = (hits * length + 1 - hits - counts["DE"]).abs()
+    rounding = 0.005 * (hits + length)  # of HR and AL, to two digits each
+    cases = [apart <= rounding + in_print.FLOAT_ERROR]
     for item in ("Table 1", "Table 3"):
         gain = _printed(item)["Imp."][item].unstack("row")
         ours = gain.pop("PTD")
@@ -259,8 +269,9 @@ def improvements() -> list[bool]:
     cases = []
     for method, gain in cells["Imp."].items():
         printed = gain.dropna()
+        fast = speed.loc[printed.index, method]
         plain = speed.loc[printed.index, "AR"]
-        cases.append(in_print.follows(printed, speed.loc[printed.index, method], plain, 0.5, 0.5))
+        cases.append(in_print.follows(printed, fast, plain, 0.5, 0.5))
     return in_print.cases(*cases)
 
 
@@ -488,7 +499,8 @@ def algorithm_2() -> list[bool]:
         cases.append(gallery.bias(make, gallery.ptd_as_printed, p, q) < CLOSE)
         rejected = exact.accepted_law(make(q), one_hot, p, depth=1)[0]  # one_hot samples as the proof does
         likeliest = q(()).topk(k).indices
-        cases.append(abs(rejected - float(p(())[likeliest].sum())) < CLOSE)
+        sum_of_theirs = float(p(())[likeliest].sum())
+        cases.append(abs(rejected - sum_of_theirs) < CLOSE)
     return cases
 
 

@@ -63,15 +63,23 @@ class Measured(Claim):
 
     @property
     def test(self) -> str:
-        """A hash of how the claim asks: 16 hexadecimal digits.
+        """A hash of how the claim asks, in 16 hexadecimal digits.
 
         Of the recording's name, the methods, the statistic's name, the direction, the bound, and the function without
         its name and docstring, with what it refers to in its module. How quantities and statistics are computed is not
         in it, and sentences may change.
         """
-        statistic = [self.statistic.name, *map(str, self.statistic.at)]
-        asked = [self.recording.name, *self.methods, *statistic, self.direction, str(float(self.bound))]
-        return hashlib.sha256("\n".join([*asked, *spelt(self.compare)]).encode()).hexdigest()[:16]
+        lines = [
+            self.recording.name,
+            *self.methods,
+            self.statistic.name,
+            *map(str, self.statistic.at),
+            self.direction,
+            str(float(self.bound)),
+            *spelt(self.compare),
+        ]
+        text = "\n".join(lines)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -103,13 +111,13 @@ def claim(
     It names one bound: the statistic should lie above or below it, or within ± so much. For the others see Measured.
     Raises ValueError on a claim that makes no sense.
     """
-    bounds = {"above": above, "below": below, "within": within}
-    given = {direction: bound for direction, bound in bounds.items() if bound is not None}
+    every_bound = {"above": above, "below": below, "within": within}
+    bounds = {direction: bound for direction, bound in every_bound.items() if bound is not None}
 
     def register(compare: Function) -> Function:
         paper, name, says = told_by(compare)
-        if len(given) != 1:
-            raise ValueError(f"{paper}, {name}: one of above, below and within is the bound, got {given}")
+        if len(bounds) != 1:
+            raise ValueError(f"{paper}, {name}: one of above, below and within is the bound, got {bounds}")
         if not isinstance(recording, Experiment | Heads):
             raise ValueError(f"{paper}, {name}: recording is an object, experiments.X or HEADS, got {recording!r}")
         if isinstance(methods, str) or not methods:
@@ -120,9 +128,9 @@ def claim(
             raise ValueError(f"{paper}, {name}: a slope over {len(statistic.at)} numbers has {len(methods)} methods")
         if differs and not before:
             raise ValueError(f"{paper}, {name}: differs names an old row under before")
-        ((direction, bound),) = given.items()
-        said = (paper, name, where, says, effect, reason, before)
-        add(Measured(*said, recording, tuple(methods), statistic, direction, bound, compare, differs))
+        ((direction, bound),) = bounds.items()
+        sentence = (paper, name, where, says, effect, reason, before)
+        add(Measured(*sentence, recording, tuple(methods), statistic, direction, bound, compare, differs))
         return compare
 
     return register
@@ -154,19 +162,20 @@ def not_attempted(*, where: str, reason: str, before: str = "") -> Callable[[Fun
 
 def told_by(function: Callable) -> tuple[str, str, str]:
     """Paper, name and words of a claim, from its function; ValueError if it says nothing."""
-    paper = function.__module__.rpartition(".")[2]
-    first, _, _ = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
-    if not first:
+    _, _, paper = function.__module__.rpartition(".")
+    docstring = inspect.cleandoc(function.__doc__ or "")
+    first_paragraph, _, _ = docstring.partition("\n\n")
+    if not first_paragraph:
         raise ValueError(f"{paper}, {function.__name__}: the docstring's first paragraph says what the paper claims")
-    return paper, function.__name__, " ".join(first.split())
+    return paper, function.__name__, " ".join(first_paragraph.split())
 
 
-def add(made: Claim) -> None:
+def add(new: Claim) -> None:
     """Put a claim into CLAIMS; ValueError if its paper has one of that name."""
-    known = CLAIMS.setdefault(made.paper, {})
-    if made.name in known:
-        raise ValueError(f"{made.paper} has two claims {made.name}")
-    known[made.name] = made
+    of_paper = CLAIMS.setdefault(new.paper, {})
+    if new.name in of_paper:
+        raise ValueError(f"{new.paper} has two claims {new.name}")
+    of_paper[new.name] = new
 
 
 def spelt(function: FunctionType) -> list[str]:
@@ -174,24 +183,34 @@ def spelt(function: FunctionType) -> list[str]:
 
     Written as ``ast`` writes it, so that neither spaces nor comments matter, nor the version of Python.
     """
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
+    source = textwrap.dedent(inspect.getsource(function))
+    (definition,) = ast.parse(source).body
+    body = definition.body
+    if ast.get_docstring(definition) is not None:
+        body = body[1:]
     lines = [ast.unparse(statement) for statement in body]
-    names = sorted({node.id for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name)})
-    for name in names:
-        known = function.__globals__.get(name)
-        if isinstance(known, Prices | int | float | str | tuple):
-            lines.append(f"{name} = {known!r}")
-        if isinstance(known, FunctionType) and known.__module__ == function.__module__ and known is not function:
-            lines += spelt(known)
+    for name in _names_in(body):
+        value = function.__globals__.get(name)
+        if isinstance(value, Prices | int | float | str | tuple):
+            lines.append(f"{name} = {value!r}")
+        is_neighbour = isinstance(value, FunctionType) and value.__module__ == function.__module__
+        if is_neighbour and value is not function:
+            lines += spelt(value)
     return lines
 
 
-def planned(experiment: str) -> str:
-    """The hashes of all tests on a recording, sorted, with spaces between; each block that is recorded carries them."""
+def _names_in(body: list[ast.stmt]) -> list[str]:
+    """The names that statements use, sorted."""
+    nodes = ast.walk(ast.Module(body, []))
+    return sorted({node.id for node in nodes if isinstance(node, ast.Name)})
+
+
+def plan_of(recording: str) -> str:
+    """The plan of a recording: hashes of all tests on it, sorted, with spaces between. Each block that is recorded
+    carries it, so that a test which was chosen after the data is told by its hash."""
     hashes = []
     for claims in CLAIMS.values():
         for one in claims.values():
-            if isinstance(one, Measured) and one.recording.name == experiment:
+            if isinstance(one, Measured) and one.recording.name == recording:
                 hashes.append(one.test)
     return " ".join(sorted(hashes))

@@ -13,6 +13,7 @@ from specnb.growth.textbook import Path
 from study import experiments
 from study.claims import in_print, toys
 from study.claims.registry import checked, claim, not_attempted
+from study.claims.toys import CLOSE
 from study.prices import Prices
 from study.quantities import HEADS, replayed
 from study.stats import GAIN, LEAD, MEAN, RATIO, slope
@@ -23,38 +24,48 @@ TABLE_4 = Prices(call=0.05, name="Table 4's price")
 TASKS = ["MT-bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DM"]
 RIVALS = ["EAGLE-2", "HASS"]
 DEEPSEEK = "Deepseek-R1-Distill-Llama-8B"
+HALF_DIGIT = 0.005  # what rounding to two digits may change
 
 
 # ---- searches in small --------------------------------------------------------------------------------------------
 
 
 def _top(nodes: Mapping[Path, float], count: int) -> exact.Law:
-    """The likeliest of these nodes."""
-    return dict(sorted(nodes.items(), key=lambda node: -node[1])[:count])
+    """The likeliest of these nodes; of equally likely ones the first."""
+    likeliest = sorted(nodes, key=nodes.get, reverse=True)[:count]
+    return {path: nodes[path] for path in likeliest}
 
 
 def _held(draft: exact.Model, total: int, beam: int) -> list[set[Path]]:
-    """The likeliest nodes that a search knows after each of four rounds, in which it expands so many of them."""
-    known = {(): 1.0}
-    closed: set[Path] = set()
-    held = []
+    """The likeliest nodes that a search knows after each of four rounds.
+
+    total: how many it keeps. beam: how many of those that it has not yet expanded it expands in a round.
+    """
+    kept: exact.Law = {(): 1.0}
+    expanded: set[Path] = set()
+    kept_by_round = []
     for _ in range(4):
-        is_open = {path: chance for path, chance in known.items() if path not in closed}
-        opened = _top(is_open, beam)
-        closed |= set(opened)
-        known = _top(known | toys.children(draft, opened), total)
-        held.append(set(known))
-    return held
+        frontier = {path: chance for path, chance in kept.items() if path not in expanded}
+        batch = _top(frontier, beam)
+        expanded |= set(batch)
+        kept = _top(kept | toys.children(draft, batch), total)
+        kept_by_round.append(set(kept))
+    return kept_by_round
 
 
 def _optimal(draft: exact.Model, tree: exact.Law, total: int) -> bool:
     """Whether a tree of this size is the likeliest: no child outside, hence no node below, beats one of its own."""
-    outside = max(chance for path, chance in toys.children(draft, tree).items() if path not in tree)
-    return len(tree) == total and outside < min(tree.values()) + 1e-9
+    children = toys.children(draft, tree)
+    best_outside = max(chance for path, chance in children.items() if path not in tree)
+    worst_inside = min(tree.values())
+    return len(tree) == total and best_outside < worst_inside + CLOSE
 
 
 def _in_the_targets_token(right: np.ndarray, first: float) -> np.ndarray:
-    """A draft's confidence in the target's token of two: that in its own choice where this is right."""
+    """A draft's confidence in the target's token, of two tokens.
+
+    first: its confidence in its own first choice. right: where that is the target's token.
+    """
     return np.where(right, first, 1 - first)
 
 
@@ -69,32 +80,38 @@ def _table_1() -> pd.DataFrame:
 def _table_2() -> pd.DataFrame:
     """Table 2 by tree and training loss."""
     rows = in_print.numbers("salf_talf", "Table 2")
-    losses = rows["row"].str.split(" + ", regex=False).str[1]
+    losses = rows["row"].str.split(" + ", regex=False).str[1]  # rows read "Beam search + HASS"
     return in_print.wide(rows.assign(loss=losses), "tree", "loss")
+
+
+def _text(place: str) -> pd.DataFrame:
+    """The numbers that stand in the text of the abstract, the introduction or a section."""
+    text = in_print.numbers("salf_talf", "Text")
+    return text[text["place"] == place]
 
 
 def _means_follow() -> pd.Series:
     """Whether Table 1's means are the geometric ones of its tasks."""
-    one = _table_1()
-    low = np.exp(np.log(one[TASKS] - 0.005).mean(axis=1)) - 0.005
-    high = np.exp(np.log(one[TASKS] + 0.005).mean(axis=1)) + 0.005
-    return (low - in_print.CLOSE <= one["Mean"]) & (one["Mean"] <= high + in_print.CLOSE)
+    table = _table_1()
+    means = table["Mean"]
+    least = np.exp(np.log(table[TASKS] - HALF_DIGIT).mean(axis=1)) - HALF_DIGIT
+    most = np.exp(np.log(table[TASKS] + HALF_DIGIT).mean(axis=1)) + HALF_DIGIT
+    return (least - in_print.FLOAT_ERROR <= means) & (means <= most + in_print.FLOAT_ERROR)
 
 
 def _over(rival: str) -> list[object]:
     """Table 1's gains over a rival, the ranges of them in the abstract and in section 4.2, and whose are larger."""
-    one = _table_1()
-    means = one["Mean"].unstack("row")
-    gain = one["Improvement of SALF & TALF over this row (Mean)"].unstack("row")[rival]
+    table = _table_1()
+    means = table["Mean"].unstack("row")
+    gain = table["Improvement of SALF & TALF over this row (Mean)"].unstack("row")[rival]
     ends = pd.Series({"maximum": gain.max(), "minimum": gain.min()})
-    text = in_print.numbers("salf_talf", "Text")
-    abstract = in_print.wide(text[text["place"] == "Abstract"], "row")
-    ratios = in_print.wide(text[text["place"] == "Section 4.2"], "row")
-    ratio = ratios.loc[f"SALF & TALF relative to {rival}"]
+    in_abstract = in_print.wide(_text("Abstract"), "row").loc[f"Improvement of SALF & TALF over {rival}"]
+    ratio = in_print.wide(_text("Section 4.2"), "row").loc[f"SALF & TALF relative to {rival}"]
+    apart = (100 * (ratio - 1) - ends).abs()
     return [
-        in_print.follows(gain, means["SALF & TALF"], means[rival], 0.05, 0.005),
-        (abstract.loc[f"Improvement of SALF & TALF over {rival}"] == ends).all(),
-        (100 * (ratio - 1) - ends).abs().max() <= 0.55 + in_print.CLOSE,
+        in_print.follows(gain, means["SALF & TALF"], means[rival], 0.05, HALF_DIGIT),
+        (in_abstract == ends).all(),
+        apart.max() <= 0.55 + in_print.FLOAT_ERROR,  # ratios to two digits, gains to one
         gain[DEEPSEEK] > gain["Llama2-7B"],
         gain[DEEPSEEK] > gain["Llama3-8B"],
     ]
@@ -102,29 +119,30 @@ def _over(rival: str) -> list[object]:
 
 def _introduction() -> list[bool]:
     """Whether the introduction's range is that of Table 1."""
-    ours = _table_1()[TASKS].xs("SALF & TALF", level="row")
-    text = in_print.numbers("salf_talf", "Text")
-    said = text[(text["place"] == "Introduction") & (text["row"] == "SALF & TALF")].set_index("column")["value"]
-    return [ours.min(axis=None) == said["minimum"], ours.max(axis=None) == said["maximum"]]
+    speeds = _table_1()[TASKS].xs("SALF & TALF", level="row")
+    text = _text("Introduction")
+    ends = text[text["row"] == "SALF & TALF"].set_index("column")["value"]
+    return [speeds.min(axis=None) == ends["minimum"], speeds.max(axis=None) == ends["maximum"]]
 
 
 def _percentages() -> list[pd.Series]:
     """Section 4.3: what TALF adds to every tree's length, and what SALF's stop does to length and speed, by loss."""
-    text = in_print.numbers("salf_talf", "Text")
-    text = text[text["place"] == "Section 4.3"]
-    trees = _table_2()
-    tau = trees["Mean tau"]
-    talf = tau.xs("TALF", level="loss")
+    text = _text("Section 4.3")
+    table = _table_2()
+    tau = table["Mean tau"]
+    with_talf = tau.xs("TALF", level="loss")
     gains = text.dropna(subset="tree").pivot(index="tree", columns="row", values="value")
     cases = []
     for rival in RIVALS:
-        cases.append(in_print.follows(gains[f"TALF over {rival}"], talf, tau.xs(rival, level="loss"), 0.05, 0.005))
-    stop = in_print.wide(text[text["tree"].isna()], "row").rename(index=lambda row: row.split("loss ")[1])
-    stopped = trees.loc["SALF"]
-    full = trees.loc["optimal tree search"]
-    cases.append(in_print.follows(-stop["tau decrease"], stopped["Mean tau"], full["Mean tau"], 0.05, 0.005))
-    speed_up = stop["speedup increase"]
-    cases.append(in_print.follows(speed_up, stopped["Mean speedup"], full["Mean speedup"], 0.05, 0.005))
+        with_rival = tau.xs(rival, level="loss")
+        cases.append(in_print.follows(gains[f"TALF over {rival}"], with_talf, with_rival, 0.05, HALF_DIGIT))
+
+    of_the_stop = in_print.wide(text[text["tree"].isna()], "row")
+    by_loss = of_the_stop.rename(index=lambda row: row.split("loss ")[1])  # rows end in "… loss TALF"
+    stopped = table.loc["SALF"]
+    full = table.loc["optimal tree search"]
+    for change, column in ((-by_loss["tau decrease"], "Mean tau"), (by_loss["speedup increase"], "Mean speedup")):
+        cases.append(in_print.follows(change, stopped[column], full[column], 0.05, HALF_DIGIT))
     return cases
 
 
@@ -247,7 +265,7 @@ def theorem_1() -> list[bool]:
     cases = []
     for draft, rule in searches:
         _, sums = exact.toy_draft(draft, rule)
-        cases.append(all(after < before - 1e-9 for before, after in pairwise(sums[1:])))
+        cases.append(all(after < before - CLOSE for before, after in pairwise(sums[1:])))
     return cases
 
 
@@ -330,10 +348,11 @@ def words_and_tables() -> list[bool]:
     cases = [_means_follow()]
     for rival in RIVALS:
         cases += _over(rival)
-    speeds = in_print.wide(in_print.numbers("salf_talf", "Table 4"), "row").filter(like="speedup")
+    table_4 = in_print.wide(in_print.numbers("salf_talf", "Table 4"), "row")
+    speeds = table_4.filter(like="speedup")
     best = "th = 0.5"
-    highest = speeds.loc[best] > speeds.drop(best).max()
-    return in_print.cases(*cases, _introduction(), *_percentages(), highest)
+    is_highest = speeds.loc[best] > speeds.drop(best).max()
+    return in_print.cases(*cases, _introduction(), *_percentages(), is_highest)
 
 
 @checked(
@@ -345,9 +364,10 @@ def beam_baselines() -> list[bool]:
     Cases: both methods on five tasks and on average, DeepSeek at temperature 0. All fail: Table 1 repeats the rows
     of the optimal tree search.
     """
-    one = _table_1().loc[DEEPSEEK, "0"]
-    beam = _table_2().loc["beam search"].filter(like="speedup").rename(columns=lambda name: name.split()[0])
-    return in_print.cases(one.loc[RIVALS, beam.columns] == beam.loc[RIVALS])
+    table_1 = _table_1().loc[DEEPSEEK, "0"]
+    beam = _table_2().loc["beam search"].filter(like="speedup")
+    beam = beam.rename(columns=lambda name: name.split()[0])  # "HumanEval speedup" is Table 1's HumanEval
+    return in_print.cases(table_1.loc[RIVALS, beam.columns] == beam.loc[RIVALS])
 
 
 @claim(
@@ -561,7 +581,10 @@ def theorem_2() -> list[bool]:
     cases = []
     for seed in range(10):
         draft = exact.random_model(6, seed)
-        likeliest = [set(_top(toys.nodes(draft, depth), 12)) for depth in range(1, 5)]
+        likeliest = []
+        for depth in range(1, 5):
+            nodes = toys.nodes(draft, depth)
+            likeliest.append(set(_top(nodes, 12)))
         cases.append(_held(draft, total=12, beam=3) == likeliest)
     return cases
 
@@ -581,11 +604,20 @@ def theorem_3() -> list[bool]:
     cases = []
     for seed in range(10):
         draft = exact.random_model(6, seed)
-        cases.append(_optimal(draft, textbook.salf(draft, 20, 4, 0.0), 20))
+        search = textbook.salf(draft, 20, 4, 0.0)
+        cases.append(_optimal(draft, search, 20))
+
     sure = (0.95, 0.03, 0.01, 0.01)
-    laws = {(): (0.5, 0.4, 0.06, 0.04), (0,): (0.5, 0.48, 0.01, 0.01), (1,): (0.55, 0.25, 0.1, 0.1)}
-    late = toys.fixed(*[0.25] * 4, after={**laws, (1, 0): sure, (1, 0, 0): sure})
-    beam, _ = exact.toy_draft(late, Eagle2(7, 4, 2))
-    kept = {beam.tree.path_tokens(node): chance for node, chance in enumerate(beam.scores.tolist())}
-    found = textbook.salf(late, 8, 2, 0.0)
-    return [*cases, _optimal(late, found, 8) and not _optimal(late, kept, 8)]
+    laws = {
+        (): (0.5, 0.4, 0.06, 0.04),
+        (0,): (0.5, 0.48, 0.01, 0.01),  # lost after its first choice
+        (1,): (0.55, 0.25, 0.1, 0.1),
+        (1, 0): sure,  # and sure after its second
+        (1, 0, 0): sure,
+    }
+    draft = toys.fixed(0.25, 0.25, 0.25, 0.25, after=laws)
+    search = textbook.salf(draft, 8, 2, 0.0)
+    beam, _ = exact.toy_draft(draft, Eagle2(7, 4, 2))
+    beam_tree = {beam.tree.path_tokens(node): chance for node, chance in enumerate(beam.scores.tolist())}
+    cases.append(_optimal(draft, search, 8) and not _optimal(draft, beam_tree, 8))
+    return cases

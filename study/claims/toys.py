@@ -15,21 +15,35 @@ from specnb.growth.textbook import Path
 from specnb.target import Target
 from specnb.tree import TokenTree
 
-CLOSE = 1e-9  # two numbers are equal within rounding
+CLOSE = 1e-9  # numbers of our own, in float64, that lie closer than this count as equal
 
 
-def equal(found: object, due: object) -> list[bool]:
-    """Number by number, within rounding."""
-    return np.ravel(np.abs(np.subtract(found, due)) < CLOSE).tolist()
+def equal(ours: object, due: object) -> list[bool]:
+    """Whether two arrays are equal within rounding, number by number.
+
+    >>> equal([1 / 3, 0.3], [0.3333333333333, 0.4])
+    [True, False]
+    """
+    gaps = np.abs(np.subtract(ours, due))
+    return np.ravel(gaps < CLOSE).tolist()
 
 
 # ---- laws ---------------------------------------------------------------------------------------------------------
 
 
 def fixed(*law: float, after: Mapping[Path, tuple[float, ...]] | None = None) -> exact.Model:
-    """A model with the same law after every text, but for those that have one of their own."""
-    own = after or {}
-    return lambda text: torch.tensor(own.get(text, law), dtype=torch.float64)
+    """A model with the same law after every text, but for those that have one of their own.
+
+    >>> model = fixed(0.5, 0.5, after={(1,): (0.9, 0.1)})
+    >>> model(()).tolist(), model((1,)).tolist()
+    ([0.5, 0.5], [0.9, 0.1])
+    """
+    exceptions = after or {}
+
+    def model(text: Path) -> Tensor:
+        return torch.tensor(exceptions.get(text, law), dtype=torch.float64)  # (V,)
+
+    return model
 
 
 def behind(model: exact.Model, text: tuple[int, ...]) -> exact.Model:
@@ -43,17 +57,25 @@ def greedy(model: exact.Model) -> Callable[[tuple[int, ...]], int]:
 
 
 def children(model: exact.Model, texts: exact.Law) -> exact.Law:
-    """All texts with one more token, and their probability."""
-    found = {}
+    """All texts with one more token, and their probability.
+
+    >>> children(fixed(0.75, 0.25), {(): 1.0, (1,): 0.5})
+    {(0,): 0.75, (1,): 0.25, (1, 0): 0.375, (1, 1): 0.125}
+    """
+    longer = {}
     for text, mass in texts.items():
         for token, chance in enumerate(model(text).tolist()):
-            found[*text, token] = mass * chance
-    return found
+            longer[*text, token] = mass * chance
+    return longer
 
 
 def nodes(model: exact.Model, depth: int) -> exact.Law:
-    """All texts of at most depth tokens, short ones first, and their probability."""
-    if not depth:
+    """All texts of at most depth tokens, short ones first, and their probability.
+
+    >>> nodes(fixed(0.75, 0.25), 1)
+    {(): 1.0, (0,): 0.75, (1,): 0.25}
+    """
+    if depth == 0:
         return {(): 1.0}
     shorter = nodes(model, depth - 1)
     return shorter | children(model, shorter)
@@ -82,6 +104,8 @@ def as_alone(target: Target, text: tuple[int, ...], tree: TokenTree) -> list[boo
     target.prefill(text[:-1])  # the last token is the tree's root
     alone = []
     for node in range(len(tree)):
-        alone.append(logits_after(target.model, (*text, *tree.path_tokens(node))))
-    gaps = (target.forward(tree).logits - torch.stack(alone)).abs()
-    return (gaps.amax(1) < CLOSE).tolist()
+        tokens = (*text, *tree.path_tokens(node))
+        alone.append(logits_after(target.model, tokens))
+    together = target.forward(tree).logits  # (n, V)
+    gaps = (together - torch.stack(alone)).abs()
+    return (gaps.amax(dim=1) < CLOSE).tolist()

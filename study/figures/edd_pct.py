@@ -2,13 +2,12 @@
 
 from specnb.growth import Cape, Eagle2, Pct, kary
 from study import experiments, paper
-from study.claims.edd_pct import PAPER_7B
+from study.claims.edd_pct import PAPER_7B, PCT
 from study.figures.domains import domain, prompt_set
 from study.figures.panels import Panel, Runs, figure, labels
 from study.quantities import HEADS, chains_of, replayed
 from study.stats import MEAN, RATIO
 
-PCT = Pct(PAPER_7B.call)  # at the paper's price
 DRAFTS = (  # on the axis, the paper's row in Tables 1 and 4, our method
     ("VDM", "VDM", "vdm-chain-5"),
     ("Medusa", "MEDUSA-1", "medusa-chain-4"),
@@ -23,10 +22,14 @@ def table_1(runs: Runs) -> list[Panel]:
     tokens = Panel("tokens a step", ["greedy"], labels(DRAFTS), runs)
     speed = Panel("speed-up over plain decoding", ["greedy"], labels(DRAFTS), runs)
     for tick, row, method in DRAFTS:
-        tokens.printed("greedy", tick, paper.select("edd_pct", "Table 1", row=row, column="tau"))
-        tokens.ours("greedy", tick, tokens.estimate(MEAN, "tau", [method]))
-        speed.printed("greedy", tick, paper.select("edd_pct", "Table 1", row=row, column="Speedup"))
-        speed.ours("greedy", tick, speed.estimate(RATIO, "speed", [method, "generate"]))
+        printed_tokens = paper.select("edd_pct", "Table 1", row=row, column="tau")
+        our_tokens = tokens.estimate(MEAN, "tau", [method])
+        tokens.printed("greedy", tick, printed_tokens)
+        tokens.ours("greedy", tick, our_tokens)
+        printed_speed = paper.select("edd_pct", "Table 1", row=row, column="Speedup")
+        our_speed = speed.estimate(RATIO, "speed", [method, "generate"])
+        speed.printed("greedy", tick, printed_speed)
+        speed.ours("greedy", tick, our_speed)
     return [tokens, speed]
 
 
@@ -47,8 +50,10 @@ def table_2(runs: Runs) -> list[Panel]:
     for ylabel, column, quantity in measures:
         panel = Panel(ylabel, ["greedy"], list(rules), runs)
         for name, rule in rules.items():
-            panel.printed("greedy", name, paper.select("edd_pct", "Table 2", row=name, column=column))
-            panel.ours("greedy", name, panel.estimate(MEAN, quantity, [replayed("edd", rule)]))
+            printed = paper.select("edd_pct", "Table 2", row=name, column=column)
+            ours = panel.estimate(MEAN, quantity, [replayed("edd", rule)])
+            panel.printed("greedy", name, printed)
+            panel.ours("greedy", name, ours)
         panels.append(panel)
     return panels
 
@@ -67,8 +72,10 @@ def table_3(heads: Runs) -> list[Panel]:
     panel = Panel("tokens a step", ["greedy"], labels(trained), heads, title=title)
     for tick, row, head in trained:
         if row is not None:
-            panel.printed("greedy", tick, paper.select("edd_pct", "Table 3", row=row, column="tau"))
-        panel.ours("greedy", tick, panel.estimate(MEAN, "tau", [head, f"{head}-1"]))
+            printed = paper.select("edd_pct", "Table 3", row=row, column="tau")
+            panel.printed("greedy", tick, printed)
+        ours = panel.estimate(MEAN, "tau", [head, f"{head}-1"])
+        panel.ours("greedy", tick, ours)
     return [panel]
 
 
@@ -78,8 +85,10 @@ def table_4(runs: Runs) -> list[Panel]:
     line = "temperature 1"
     panel = Panel("tokens a step", [line], labels(DRAFTS), runs)
     for tick, row, method in DRAFTS:
-        panel.printed(line, tick, paper.select("edd_pct", "Table 4", row=row, column="tau"))
-        panel.ours(line, tick, panel.estimate(MEAN, "tau", [method]))
+        printed = paper.select("edd_pct", "Table 4", row=row, column="tau")
+        ours = panel.estimate(MEAN, "tau", [method])
+        panel.printed(line, tick, printed)
+        panel.ours(line, tick, ours)
     return [panel]
 
 
@@ -90,9 +99,11 @@ def table_5(runs: Runs) -> list[Panel]:
     line = "temperature 1"
     panel = Panel("tokens a step", [line], list(methods), runs)
     for name, method in methods.items():
-        panel.printed(line, name, paper.select("edd_pct", "Table 5", row=name, column="tau"))
+        printed = paper.select("edd_pct", "Table 5", row=name, column="tau")
+        panel.printed(line, name, printed)
         if method is not None:
-            panel.ours(line, name, panel.estimate(MEAN, "tau", [method]))
+            ours = panel.estimate(MEAN, "tau", [method])
+            panel.ours(line, name, ours)
     return [panel]
 
 
@@ -106,8 +117,10 @@ def figure_3b(runs: Runs) -> list[Panel]:
     panel = Panel("expected calibration error", ["EDD"], labels(errors), runs)
     for tick, column, quantity in errors:
         if column is not None:
-            panel.printed("EDD", tick, paper.select("edd_pct", "Figure 3b", column=column))
-        panel.ours("EDD", tick, panel.estimate(MEAN, quantity, [chains_of("edd")]))
+            printed = paper.select("edd_pct", "Figure 3b", column=column)
+            panel.printed("EDD", tick, printed)
+        ours = panel.estimate(MEAN, quantity, [chains_of("edd")])
+        panel.ours("EDD", tick, ours)
     return [panel]
 
 
@@ -123,8 +136,10 @@ def figure_5(heads: Runs) -> list[Panel]:
         title="ours: GSM8K, chains, two seeds",
         xlabel="the states that EDD reads: layers before the last",
     )
+    on_gsm = prompt_set("gsm100")
     for layer, head in by_layer.items():
-        panel.ours("EDD", layer, panel.estimate(MEAN, "tau", [head, f"{head}-1"], where=prompt_set("gsm100")))
+        ours = panel.estimate(MEAN, "tau", [head, f"{head}-1"], where=on_gsm)
+        panel.ours("EDD", layer, ours)
     return [panel]
 
 
@@ -137,7 +152,9 @@ def figure_6(runs: Runs) -> list[Panel]:
     for ylabel, quantity in measures:
         panel = Panel(ylabel, ["PCT"], widths, runs, xlabel="children a node")
         for width in widths:
-            panel.ours("PCT", width, panel.estimate(MEAN, quantity, [replayed("edd", Pct(PAPER_7B.call, k=width))]))
+            rule = Pct(PAPER_7B.call, k=width)
+            ours = panel.estimate(MEAN, quantity, [replayed("edd", rule)])
+            panel.ours("PCT", width, ours)
         panels.append(panel)
     return panels
 
@@ -161,6 +178,7 @@ def figure_7(runs: Runs) -> list[Panel]:
     for ylabel, line, quantity in measures:
         panel = Panel(ylabel, [line], list(domains), runs)
         for tick, name in domains.items():
-            panel.ours(line, tick, panel.estimate(MEAN, quantity, [replayed("edd", PCT)], where=domain(name)))
+            ours = panel.estimate(MEAN, quantity, [replayed("edd", PCT)], where=domain(name))
+            panel.ours(line, tick, ours)
         panels.append(panel)
     return panels

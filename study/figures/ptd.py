@@ -45,8 +45,10 @@ def gains(item: str, runs: Runs, speculative: str, title: str) -> Panel:
     panel = Panel("gain over plain decoding, %", labels(lines), labels(DOMAINS), runs, title=title, colours=colours)
     for line, row, method in lines:
         for tick, dataset, prompts in DOMAINS:
-            panel.printed(line, tick, paper.select("ptd", item, column="Imp.", row=row, dataset=dataset))
-            panel.ours(line, tick, panel.estimate(PER_CENT, "speed", [method, "generate"], where=prompts))
+            printed = paper.select("ptd", item, column="Imp.", row=row, dataset=dataset)
+            ours = panel.estimate(PER_CENT, "speed", [method, "generate"], where=prompts)
+            panel.printed(line, tick, printed)
+            panel.ours(line, tick, ours)
     return panel
 
 
@@ -69,8 +71,10 @@ def table_2(runs: Runs) -> list[Panel]:
     for line, column, method in lines:
         for tick, dataset, prompts in DOMAINS:
             if column is not None:
-                panel.printed(line, tick, paper.select("ptd", "Table 2", column=column, dataset=dataset))
-            panel.ours(line, tick, panel.estimate(MEAN_PER_CENT, "rouge", [method], where=prompts))
+                printed = paper.select("ptd", "Table 2", column=column, dataset=dataset)
+                panel.printed(line, tick, printed)
+            ours = panel.estimate(MEAN_PER_CENT, "rouge", [method], where=prompts)
+            panel.ours(line, tick, ours)
     return [panel]
 
 
@@ -83,13 +87,14 @@ def table_3(runs: Runs) -> list[Panel]:
 @figure("ptd", "Table 4", experiments.PTD)
 def table_4(runs: Runs) -> list[Panel]:
     """Tokens a forward, domain by domain."""
-    panel = Panel(
-        "tokens a forward (DE)", labels(WITHOUT_BONUS), labels(DOMAINS), runs, colours=[LOOKAHEAD, SELF_DRAFT, PTD]
-    )
+    colours = [LOOKAHEAD, SELF_DRAFT, PTD]
+    panel = Panel("tokens a forward (DE)", labels(WITHOUT_BONUS), labels(DOMAINS), runs, colours=colours)
     for line, row, method in WITHOUT_BONUS:
         for tick, dataset, prompts in DOMAINS:
-            panel.printed(line, tick, paper.select("ptd", "Table 4", column="DE", row=row, dataset=dataset))
-            panel.ours(line, tick, panel.estimate(MEAN, "tau", [method], where=prompts))
+            printed = paper.select("ptd", "Table 4", column="DE", row=row, dataset=dataset)
+            ours = panel.estimate(MEAN, "tau", [method], where=prompts)
+            panel.printed(line, tick, printed)
+            panel.ours(line, tick, ours)
     return [panel]
 
 
@@ -102,14 +107,14 @@ def figure_1b(runs: Runs) -> list[Panel]:
         ("steps with two branches aligned, share", "steps aligned"),
         ("branches with such a partner, share", "share aligned"),
     )
+    colours = [SELF_DRAFT, PTD, 4]
     panels = []
     for ylabel, measure in measures:
-        panel = Panel(
-            ylabel, list(methods), thresholds, runs, xlabel="aligned at least by", colours=[SELF_DRAFT, PTD, 4]
-        )
+        panel = Panel(ylabel, list(methods), thresholds, runs, xlabel="aligned at least by", colours=colours)
         for line, method in methods.items():
             for threshold in thresholds:
-                panel.ours(line, threshold, panel.estimate(MEAN, f"{measure} {threshold}", [method]))
+                ours = panel.estimate(MEAN, f"{measure} {threshold}", [method])
+                panel.ours(line, threshold, ours)
         panels.append(panel)
     return panels
 
@@ -122,50 +127,63 @@ def figure_4(runs: Runs) -> list[Panel]:
         ("steps with a candidate (HR)", "HR", "hits"),
         ("tokens per step with a candidate (AL)", "AL", "length"),
     )
-    nodes = (("draft (Dft)", "Dft", "auxiliary"), ("candidates (Ver)", "Ver", "drafted"))  # the label, and likewise
+    nodes = (  # the label, the paper's column in Table 4, our quantity
+        ("draft (Dft)", "Dft", "auxiliary"),
+        ("candidates (Ver)", "Ver", "drafted"),
+    )
     panels = []
     for ylabel, column, quantity in measures:
         panel = Panel(ylabel, ["all prompts"], labels(WITHOUT_BONUS), runs)
         add_measure(panel, "all prompts", column, quantity)
         panels.append(panel)
-    panel = Panel("nodes a step", labels(nodes), labels(WITHOUT_BONUS), runs)
+    of_nodes = Panel("nodes a step", labels(nodes), labels(WITHOUT_BONUS), runs)
     for line, column, quantity in nodes:
-        add_measure(panel, line, column, quantity)
-    panels.append(panel)
-    return panels
+        add_measure(of_nodes, line, column, quantity)
+    return [*panels, of_nodes]
 
 
 def add_measure(panel: Panel, line: str, column: str, quantity: str) -> None:
     """One column of Table 4 beside our quantity, method by method, as one line of a panel."""
     for tick, row, method in WITHOUT_BONUS:
-        panel.printed(line, tick, paper.select("ptd", "Table 4", column=column, row=row))
-        panel.ours(line, tick, panel.estimate(MEAN, quantity, [method]))
+        printed = paper.select("ptd", "Table 4", column=column, row=row)
+        ours = panel.estimate(MEAN, quantity, [method])
+        panel.printed(line, tick, printed)
+        panel.ours(line, tick, ours)
 
 
 @figure("ptd", "Figure 5", experiments.PTD_SIZES)
 def figure_5(runs: Runs) -> list[Panel]:
     """How many children and how deep: speed at two prices, and what it is made of."""
-    axes = (("children (depth 6)", BY_CHILDREN), ("depth (four children)", BY_DEPTH))
-    prices = {".0057": NODE_ON_AVERAGE, ".0011": NODE_BETWEEN_METHODS}  # of a node, in target calls
+    families = (  # on the axis below, our methods
+        ("children (depth 6)", BY_CHILDREN),
+        ("depth (four children)", BY_DEPTH),
+    )
     measures = (  # on the axis, our quantity
         ("share of steps with a candidate (HR)", "hits"),
         ("tokens per step with a candidate (AL)", "length"),
     )
     panels = []
-    for xlabel, methods in axes:
-        panel = Panel(
-            "speed-up, at two prices of a node", list(prices), list(methods), runs, xlabel=xlabel, colours=[PTD, 1]
-        )
-        for line, price in prices.items():
-            for size, method in methods.items():
-                panel.ours(line, size, panel.estimate(MEAN, price.speed, [method]))
-        panels.append(panel)
+    for xlabel, methods in families:
+        panels.append(speed_at_two_prices(xlabel, methods, runs))
         for ylabel, quantity in measures:
             panel = Panel(ylabel, ["PTD"], list(methods), runs, xlabel=xlabel, colours=[PTD])
             for size, method in methods.items():
-                panel.ours("PTD", size, panel.estimate(MEAN, quantity, [method]))
+                ours = panel.estimate(MEAN, quantity, [method])
+                panel.ours("PTD", size, ours)
             panels.append(panel)
     return panels
+
+
+def speed_at_two_prices(xlabel: str, methods: dict[int, str], runs: Runs) -> Panel:
+    """Speed by a size of the tree, where a node costs as much as nodes do on average, and as one node more does."""
+    prices = {".0057": NODE_ON_AVERAGE, ".0011": NODE_BETWEEN_METHODS}  # of a node, in target calls
+    ylabel = "speed-up, at two prices of a node"
+    panel = Panel(ylabel, list(prices), list(methods), runs, xlabel=xlabel, colours=[PTD, 1])
+    for line, price in prices.items():
+        for size, method in methods.items():
+            ours = panel.estimate(MEAN, price.speed, [method])
+            panel.ours(line, size, ours)
+    return panel
 
 
 @figure("ptd", "Figure 6", experiments.PTD_SIZES)
@@ -178,19 +196,12 @@ def figure_6(runs: Runs) -> list[Panel]:
     )
     panels = []
     for title, line, colour, methods in families:
-        panel = Panel(
-            "tokens a forward",
-            [line],
-            list(methods),
-            runs,
-            title=title,
-            xlabel="draft nodes a step",
-            colours=[colour],
-            measured_x=True,
-        )
+        texts = {"title": title, "xlabel": "draft nodes a step"}
+        panel = Panel("tokens a forward", [line], list(methods), runs, **texts, colours=[colour], measured_x=True)
         for size, method in methods.items():
             nodes = panel.estimate(MEAN, "auxiliary", [method])
-            panel.ours(line, size, panel.estimate(MEAN, "tau", [method]), at=nodes)
+            tokens = panel.estimate(MEAN, "tau", [method])
+            panel.ours(line, size, tokens, at=nodes)
         panels.append(panel)
     return panels
 
@@ -204,7 +215,8 @@ def figure_7(runs: Runs) -> list[Panel]:
     for ylabel, quantity in measures:
         panel = Panel(ylabel, ["PTD"], list(methods), runs, colours=[PTD])
         for tick, method in methods.items():
-            panel.ours("PTD", tick, panel.estimate(MEAN, quantity, [method]))
+            ours = panel.estimate(MEAN, quantity, [method])
+            panel.ours("PTD", tick, ours)
         panels.append(panel)
     return panels
 
@@ -217,5 +229,6 @@ def figure_8(runs: Runs) -> list[Panel]:
     panel = Panel("ms a step", list(methods), phases, runs, colours=[5, PTD])
     for line, method in methods.items():
         for phase in phases:
-            panel.ours(line, phase, panel.estimate(MEAN, f"{phase} ms", [method]))
+            ours = panel.estimate(MEAN, f"{phase} ms", [method])
+            panel.ours(line, phase, ours)
     return [panel]

@@ -4,6 +4,8 @@ A *cell* is a function that measures one block of a recording (one prompt, or on
 returns its rows. ``race`` times any method on a prompt and counts its forwards; ``texts`` compares greedy texts by the
 near-tie rule; ``replays`` replays growth rules along a text; ``verifiers`` compares two verifiers on the same drafts;
 ``forwards`` measures what forwards cost by their size; ``laws`` samples methods' laws; ``branches`` tells how alike
-self-drafted branches are. ``loading`` holds what is loaded once a process: pairs, draft
-models, this machine's prices; ``clock`` times one forward and keeps measurements apart.
+self-drafted branches are. ``live`` runs a cell here and now, on several prompts.
+
+``loading`` holds what is loaded once a process: pairs, draft models, this machine's prices; ``clock`` times forwards
+and keeps measurements apart.
 """

@@ -9,7 +9,7 @@ from specnb.models import prompts
 from specnb.target import Target
 from study import metrics
 from study.measure.loading import loaded
-from study.methods import method
+from study.methods import method as method_named
 
 COLUMNS = ("method", "branches", "repeated", *metrics.ALIKE)
 
@@ -24,8 +24,9 @@ def alike_block(prompt: str, methods: Sequence[str], length: int) -> list[dict[s
     ids = pair.encode(prompts.text(prompt))
     rows = []
     for name in methods:
-        drafter = method(name).drafter(pair)
+        drafter = method_named(name).drafter(pair)
         text = decode(Target(pair.target), drafter, verifiers.greedy, ids, max_new_tokens=length, eos=())
         tail = drafter.levels if isinstance(drafter, SelfDrafter) else None
-        rows.append({"method": name, **metrics.alike(text.steps[drafter.reach :], tail)})
+        filled = text.steps[drafter.reach :]
+        rows.append({"method": name, **metrics.alike(filled, tail)})
     return rows

@@ -14,9 +14,10 @@ from specnb.sampling import Warp
 from specnb.target import Target
 from study.measure.clock import ALONE, recorded_as_asked
 from study.measure.loading import built, loaded
-from study.methods import method
+from study.methods import method as method_named
 
 COOLER = 0.7  # by this the control's temperature is too low
+LIKELIEST = 16  # tokens at each of the two places that are looked at
 Tokens = tuple[int, ...]
 
 
@@ -37,23 +38,40 @@ def law_block(
     ready = loaded(pair, dtype)
     ids = ready.encode(prompts.text(prompt))
     law = two_tokens(ready.target, ids, temperature)
-    often = sum(draws * chance >= 5 for chance in law.values())
-    common = sorted(law, key=law.get, reverse=True)[: max(3, often)]
+    common = common_outcomes(law, draws)
     runs = [(name, temperature) for name in methods]
     runs.append((methods[0], COOLER * temperature))
     rows = []
     for name, heat in runs:
         seen = Counter(_sampled(name, ready, ids, heat, seed) for seed in range(draws))
-        rows.append({"method": name, "heat": heat, "outcomes": len(common) + 1, "p value": _p(seen, law, common)})
+        p = p_value(seen, law, common)
+        rows.append({"method": name, "heat": heat, "outcomes": len(common) + 1, "p value": p})
     return rows
 
 
-def _p(seen: Counter, law: Mapping[Tokens, float], common: Sequence[Tokens]) -> float:
-    """The chi-square test's p value of what was seen, all but the common outcomes taken together."""
+def common_outcomes(law: Mapping[Tokens, float], draws: int) -> list[Tokens]:
+    """The outcomes that are expected five times or more in so many draws, at least three, the likeliest first.
+
+    >>> common_outcomes({(1, 2): 0.1, (1, 3): 0.5, (4, 2): 0.3, (4, 5): 0.02}, 50)  # 5, 25, 15 and 1 times
+    [(1, 3), (4, 2), (1, 2)]
+    """
+    expected_often = [outcome for outcome, chance in law.items() if draws * chance >= 5]
+    count = max(3, len(expected_often))
+    return sorted(law, key=law.get, reverse=True)[:count]
+
+
+def p_value(seen: Counter, law: Mapping[Tokens, float], common: Sequence[Tokens]) -> float:
+    """The chi-square test's p value of what was seen, all but the common outcomes taken together.
+
+    Example: of 100 draws, two common outcomes were seen 60 and 30 times, others 10 times. By a law of .5 and .4 these
+    counts would be 50, 40 and 10, so chi-square is 100 / 50 + 100 / 40 + 0 = 4.5 with two degrees of freedom: p = .105.
+    """
     draws = seen.total()
     counts = [seen[outcome] for outcome in common]
     expected = [draws * law[outcome] for outcome in common]
-    test = chisquare([*counts, draws - sum(counts)], [*expected, draws - sum(expected)])
+    other_count = draws - sum(counts)
+    other_expected = draws - sum(expected)
+    test = chisquare([*counts, other_count], [*expected, other_expected])
     return float(test.pvalue)
 
 
@@ -61,24 +79,28 @@ def _p(seen: Counter, law: Mapping[Tokens, float], common: Sequence[Tokens]) -> 
 def two_tokens(model: PreTrainedModel, ids: Sequence[int], temperature: float) -> dict[Tokens, float]:
     """Probabilities of the 16 likeliest tokens behind a text with each of the 16 likeliest behind them."""
     warp = Warp(temperature)
-    first = warp(model(torch.tensor([list(ids)], device=model.device)).logits[0, -1])  # (V,)
-    tokens = first.topk(16).indices.tolist()
-    texts = torch.tensor([[*ids, token] for token in tokens], device=model.device)
-    second = warp(model(texts).logits[:, -1])  # (16, V)
-    likeliest = second.topk(16).indices.tolist()
-    found = {}
-    for row, token in enumerate(tokens):
-        for after in likeliest[row]:
-            found[token, after] = float(first[token] * second[row, after])
-    return found
+    text = torch.tensor([list(ids)], device=model.device)  # (1, T)
+    first_law = warp(model(text).logits[0, -1])  # (V,)
+    first_tokens = first_law.topk(LIKELIEST).indices.tolist()
+
+    texts = torch.tensor([[*ids, token] for token in first_tokens], device=model.device)  # (16, T + 1)
+    second_laws = warp(model(texts).logits[:, -1])  # (16, V)
+    second_tokens = second_laws.topk(LIKELIEST).indices.tolist()  # 16 behind each of the first
+
+    law = {}
+    for row, first in enumerate(first_tokens):
+        for second in second_tokens[row]:
+            law[first, second] = float(first_law[first] * second_laws[row, second])
+    return law
 
 
 @recorded_as_asked()
 def _sampled(name: str, pair: models.Pair, ids: Sequence[int], heat: float, seed: int) -> Tokens:
     """The first two tokens of a method's sampled text of three: its first draft may be two levels deep."""
-    made = method(name)
+    method = method_named(name)
     options = {"max_new_tokens": 3, "temperature": heat, "seed": seed, "eos": (), "trace": "none"}
     with ALONE:
-        drafter, _, recorded = built(made, pair, len(ids) + 3)
-        target = Target(pair.target, window=made.window, forwards=recorded)
-        return decode(target, drafter, made.verifier, ids, **options).tokens[:2]
+        drafter, _, recorded = built(method, pair, len(ids) + 3)
+        target = Target(pair.target, window=method.window, forwards=recorded)
+        text = decode(target, drafter, method.verifier, ids, **options)
+    return text.tokens[:2]

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from specnb import models, verifiers
 from specnb.decode import Step, now, steps
-from specnb.models import files, generate, prompts
+from specnb.models import generate
 from specnb.target import Target
+from specnb.tree import Expansion
+from study.measure import live
 from study.measure.clock import ALONE, recorded_as_asked
 from study.measure.loading import built, lent_assistant, loaded
-from study.methods import Method, method
+from study.methods import USUAL, Method
+from study.methods import method as method_named
 
 PHASES = ("draft", "target", "verify", "commit")
 ROW = (
@@ -30,6 +32,20 @@ ROW = (
     "depth", "prefill", *PHASES, "drafting", "trees", "frontiers", "text", "ids",
 )  # fmt: skip
 Sizes = list[list[int]]  # [nodes, how many forwards had so many], …
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A step's tree: nodes with the root, auxiliary ones among them, and its depth."""
+
+    nodes: int
+    auxiliary: int
+    depth: int
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether any node but the root stands for election."""
+        return self.nodes - 1 > self.auxiliary
 
 
 @dataclass(frozen=True)
@@ -42,22 +58,13 @@ class Run:
 
     seconds: float
     tokens: Sequence[int]
-    shapes: "Sequence[Shape]"
+    shapes: Sequence[Shape]
     phases: dict[str, float]
     frontiers: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A step's tree: nodes with the root, auxiliary ones among them, and its depth."""
-
-    nodes: int
-    auxiliary: int
-    depth: int
-
-
 def timed(
-    made: Method,
+    method: Method,
     ids: Sequence[int],
     pair: models.Pair,
     *,
@@ -80,17 +87,17 @@ def timed(
     On a GPU only seconds waits until all is done; the other times count up to where the host has to wait.
     """
     with ALONE, recorded_as_asked():
-        if made.ours:
-            run = _ours(made, ids, pair, temperature, length, seed, whole)
+        if method.ours:
+            run = _ours(method, ids, pair, temperature, length, seed, whole)
         else:
-            run = _theirs(made, ids, pair, temperature, length, seed, whole, packed)
+            run = _theirs(method, ids, pair, temperature, length, seed, whole, packed)
     return {
         "seconds": run.seconds,
         "tokens": len(run.tokens),
         "steps": len(run.shapes),
         "nodes": sum(shape.nodes - 1 for shape in run.shapes),
         "auxiliary": sum(shape.auxiliary for shape in run.shapes),
-        "hits": sum(shape.nodes - 1 > shape.auxiliary for shape in run.shapes),
+        "hits": sum(shape.has_candidates for shape in run.shapes),
         "depth": sum(shape.depth for shape in run.shapes),
         **run.phases,
         "trees": counted([shape.nodes for shape in run.shapes]),
@@ -101,24 +108,31 @@ def timed(
 
 
 def counted(sizes: Sequence[int]) -> Sizes:
-    """How many forwards had how many nodes: [3, 1, 3] → [[1, 1], [3, 2]]."""
-    return [[size, times] for size, times in sorted(Counter(sizes).items())]
+    """How many forwards had how many nodes, by their nodes.
+
+    >>> counted([3, 1, 3])  # one forward had one node, two had three
+    [[1, 1], [3, 2]]
+    """
+    times_by_size = Counter(sizes)
+    return [[size, times] for size, times in sorted(times_by_size.items())]
 
 
 def text_hash(tokens: Sequence[int]) -> str:
     """A short hash of a text."""
-    return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:16]
+    spelt = " ".join(map(str, tokens))
+    return hashlib.sha256(spelt.encode()).hexdigest()[:16]
 
 
 # ---- our loop -------------------------------------------------------------------------------------------------
 
 
 def _ours(
-    made: Method, ids: Sequence[int], pair: models.Pair, temperature: float, length: int, seed: int, whole: bool
+    method: Method, ids: Sequence[int], pair: models.Pair, temperature: float, length: int, seed: int, whole: bool
 ) -> Run:
-    drafter, _, recorded = built(made, pair, len(ids) + length)
-    verifier = made.verifier if temperature else verifiers.greedy
-    target = Target(pair.target, window=made.window, forwards=recorded)
+    """A run in our loop."""
+    drafter, _, recorded = built(method, pair, len(ids) + length)
+    verifier = method.verifier if temperature else verifiers.greedy
+    target = Target(pair.target, window=method.window, forwards=recorded)
     options = {"max_new_tokens": length, "temperature": temperature, "seed": seed}
     if whole:
         options["eos"] = ()
@@ -127,19 +141,34 @@ def _ours(
     for step in steps(target, drafter, verifier, ids, **options):
         done.append(step.light())
     taken = now() - began
+
     later = done[1:]
-    phases = {phase: sum(step.seconds[phase] for step in later) for phase in PHASES}
+    phases = {}
+    for phase in PHASES:
+        phases[phase] = sum(step.seconds[phase] for step in later)
     phases["prefill"] = sum(done[0].seconds.values())
-    phases["drafting"] = sum(forward.seconds for step in later for forward in step.draft.expansions)
-    tokens = [token for step in done for token in step.tokens]
-    frontiers = [forward.nodes for step in done for forward in step.draft.expansions]
-    return Run(taken, tokens, [_shape(step) for step in done], phases, frontiers)
+    phases["drafting"] = sum(forward.seconds for forward in _draft_forwards(later))
+    tokens: list[int] = []
+    for step in done:
+        tokens.extend(step.tokens)
+    shapes = [_shape(step) for step in done]
+    frontiers = [forward.nodes for forward in _draft_forwards(done)]
+    return Run(taken, tokens, shapes, phases, frontiers)
+
+
+def _draft_forwards(done: Sequence[Step]) -> list[Expansion]:
+    """The draft model's forwards in several steps."""
+    forwards: list[Expansion] = []
+    for step in done:
+        forwards.extend(step.draft.expansions)
+    return forwards
 
 
 def _shape(step: Step) -> Shape:
     tree = step.draft.tree
     candidates = sum(len(children) for children in step.draft.candidates)
-    return Shape(len(tree), len(tree) - 1 - candidates, max(tree.depth_list))
+    auxiliary = len(tree) - 1 - candidates
+    return Shape(len(tree), auxiliary, max(tree.depth_list))
 
 
 # ---- transformers' own ----------------------------------------------------------------------------------------
@@ -175,7 +204,7 @@ class Watched:
 
 
 def _theirs(
-    made: Method,
+    method: Method,
     ids: Sequence[int],
     pair: models.Pair,
     temperature: float,
@@ -184,23 +213,31 @@ def _theirs(
     whole: bool,
     packed: bool,
 ) -> Run:
-    options = dict(made.generate)
+    """A run of transformers' generate, whose steps are the target's forwards."""
+    options = dict(method.generate)
     if temperature:
         options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    drafting = None
-    if made.assistant:
-        drafting = lent_assistant(pair, packed)
-        options["assistant_model"] = drafting
+    assistant = None
+    if method.assistant:
+        assistant = lent_assistant(pair, packed)
+        options["assistant_model"] = assistant
     torch.manual_seed(seed)
-    with Watched(pair.target) as target, Watched(drafting) as draft:
+    with Watched(pair.target) as target, Watched(assistant) as draft:
         began = now()
         tokens = generate(pair, ids, length, whole=whole, **options)
         taken = now() - began
-    later = sum(draft.seconds[1:])
-    phases = {"draft": later, "target": sum(target.seconds[1:]), "verify": 0.0, "commit": 0.0}
-    phases |= {"prefill": target.seconds[0], "drafting": later}
-    sizes = [target.sizes[0] - len(ids) + 1, *target.sizes[1:]]  # the first forward holds the prompt, too
-    shapes = [Shape(size, 0, size - 1) for size in sizes]
+
+    drafting = sum(draft.seconds[1:])
+    phases = {
+        "draft": drafting,
+        "target": sum(target.seconds[1:]),
+        "verify": 0.0,
+        "commit": 0.0,
+        "prefill": target.seconds[0],
+        "drafting": drafting,
+    }
+    first_nodes = target.sizes[0] - len(ids) + 1  # the first forward holds the prompt, too
+    shapes = [Shape(nodes, 0, nodes - 1) for nodes in (first_nodes, *target.sizes[1:])]
     return Run(taken, tokens, shapes, phases, draft.sizes[1:])
 
 
@@ -220,24 +257,24 @@ def race_block(
     keep_ids: bool = False,
     head: str = "",
     softened: float = 1.0,
-    forwards: str = "usual",
+    forwards: str = USUAL,
 ) -> list[dict[str, object]]:
     """A prompt's race: every method, ``repetitions`` times, each time in another random order; one row a run.
 
     A method that fails is recorded as failed, and the others go on. The repetition is the seed. head, softened and
     forwards change the methods, see ``methods.method``.
     """
-    loaded(pair, dtype, packed)  # what cannot be loaded is no failure of a method
-    raced = {name: method(name, head=head, softened=softened, forwards=forwards) for name in methods}
-    settings = {"temperature": temperature, "length": length, "whole": whole}
+    ready = loaded(pair, dtype, packed)  # what cannot be loaded is no failure of a method
+    changes = {"head": head, "softened": softened, "forwards": forwards}
+    raced = {name: method_named(name, **changes) for name in methods}
+    settings = {"temperature": temperature, "length": length, "whole": whole, "packed": packed}
     rows = []
     for repetition in range(repetitions):
-        turns = random.Random(f"{prompt} {repetition}").sample(list(methods), len(methods))
-        for order, name in enumerate(turns):
+        shuffled = random.Random(f"{prompt} {repetition}").sample(list(methods), len(methods))
+        for order, name in enumerate(shuffled):
             row = dict.fromkeys(ROW) | {"method": name, "repetition": repetition, "order": order, "error": ""}
             try:
-                used = packed and raced[name].packed
-                row |= _run_of(raced[name], prompt, loaded(pair, dtype, used), seed=repetition, packed=used, **settings)
+                row |= _run_of(raced[name], prompt, ready, seed=repetition, **settings)
                 row["status"] = "ok"
             except Exception as error:  # becomes the row's record
                 row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
@@ -247,33 +284,32 @@ def race_block(
     return rows
 
 
-def _run_of(made: Method, prompt: str, pair: models.Pair, **settings) -> dict[str, object]:
+def _run_of(method: Method, prompt: str, pair: models.Pair, **settings) -> dict[str, object]:
     """``timed`` on a prompt by its id, behind a first short run, whose forwards are slow."""
-    _warm(made, pair, settings["temperature"], settings["packed"])
-    ids = pair.encode(prompts.text(prompt))
-    return timed(made, ids, pair, **settings)
+    _warm(method, pair, settings["temperature"], settings["packed"])
+    ids = pair.encode(models.prompts.text(prompt))
+    return timed(method, ids, pair, **settings)
 
 
 WARM: set[tuple[str, str, float, bool]] = set()  # what has run in this process
 
 
-def _warm(made: Method, pair: models.Pair, temperature: float, packed: bool) -> None:
+def _warm(method: Method, pair: models.Pair, temperature: float, packed: bool) -> None:
     """A method's first short run in this process."""
-    key = (repr(made), repr((pair.name, pair.target.dtype)), temperature, packed)
-    if key not in WARM:
-        timed(made, pair.encode("Good morning."), pair, length=8, whole=True, temperature=temperature, packed=packed)
-        WARM.add(key)
+    model = repr((pair.name, pair.target.dtype))
+    key = (repr(method), model, temperature, packed)
+    if key in WARM:
+        return
+    ids = pair.encode("Good morning.")
+    timed(method, ids, pair, length=8, whole=True, temperature=temperature, packed=packed)
+    WARM.add(key)
 
 
 def race(prompts: Sequence[str], methods: Sequence[str], **settings: object) -> pd.DataFrame:
-    """Methods on several prompts here and now, not recorded. See ``stats.speed_ups``.
+    """Methods on several prompts, by their ids, here and now, not recorded. See ``stats.speed_ups``.
 
     settings: those of ``race_block``.
 
-    >>> race(["conversation-01"], ["generate", "n-gram tree"], length=48)[["method", "tokens", "steps"]]
+        race(["conversation-01"], ["generate", "n-gram tree"], length=48)[["method", "tokens", "steps"]]
     """
-    rows = []
-    for name in tqdm(prompts, unit="prompt", disable=files.QUIET):
-        for row in race_block(name, list(methods), **settings):
-            rows.append({"prompt": name, **row})
-    return pd.DataFrame(rows)
+    return live.on_prompts(race_block, prompts, methods=list(methods), **settings)

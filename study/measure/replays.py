@@ -44,24 +44,29 @@ def rules_block(
     ids = ready.encode(prompts.text(prompt))
     draft = draft_model(head, ready, 0, softened)
     text = generate(ready, ids, length, whole=True)
-    shared = list(wide) or [rule for rule in rules if rule != VCT]
-    common = None
-    full = None
+    shared = tuple(wide) or tuple(rule for rule in rules if rule != VCT)
+    of_shared = None
+    of_vct = None
     with ALONE:
         target = Target(ready.target)
         if shared:
-            common = replay.record(target, draft, Together(tuple(shared), k=k), ids, text)
+            of_shared = replay.record(target, draft, Together(shared, k=k), ids, text)
         if VCT in rules:
-            full = replay.record(target, draft, VCT, ids, text)
+            of_vct = replay.record(target, draft, VCT, ids, text)
     if lengths:
-        return _by_length(common, rules, lengths)
-    rows = [_row(full if rule == VCT else common, rule) for rule in rules]
-    chain = dict.fromkeys(rows[0], 0)
-    chain |= {"rule": CHAINS, "ranks": [], "chains": replay.chains(common or full)}
-    return [*rows, chain]
+        return _by_length(of_shared, rules, lengths)
+    rows = []
+    for rule in rules:
+        recording = of_vct if rule == VCT else of_shared
+        rows.append(_row(recording, rule))
+    of_chains = of_vct if of_shared is None else of_shared
+    chains = dict.fromkeys(rows[0], 0)
+    chains |= {"rule": CHAINS, "ranks": [], "chains": replay.chains(of_chains)}
+    return [*rows, chains]
 
 
 def _by_length(recording: Recording, rules: Sequence[Growth], lengths: Sequence[int]) -> list[dict[str, object]]:
+    """One row a rule and length, along the first so many tokens of the text."""
     rows = []
     for rule in rules:
         for length, turns in replay.along(recording, rule, lengths).items():
@@ -71,9 +76,9 @@ def _by_length(recording: Recording, rules: Sequence[Growth], lengths: Sequence[
 
 
 def _row(recording: Recording, rule: Growth) -> dict[str, object]:
-    places = range(len(recording.text))
-    turns = [replay.turn_at(recording, at, rule) for at in places]
-    run = replay.walk(len(recording.text), turns.__getitem__)
+    """A rule's row: what its run along the text counted, and what it would have accepted at every place."""
+    turns = [replay.turn_at(recording, place, rule) for place in range(len(recording.text))]
+    run = replay.walk(len(turns), lambda place: turns[place])
     ranks = _ranks(recording, rule, run)
     everywhere = sum(turn.accepted for turn in turns)
     return {"rule": label(rule), **_sums(run), "everywhere": everywhere, "ranks": ranks, "chains": []}
@@ -87,12 +92,17 @@ def _ranks(recording: Recording, rule: Growth, run: Sequence[Turn]) -> list[int]
         nodes, _ = regrow(tree, recording.scores[turn.start], rule, recording.depth_left(turn.start))
         for node in nodes[1:]:
             siblings = tree.children[tree.parent_list[node]]
-            ranks[min(siblings.index(node), RANKS - 1)] += 1
+            rank = min(siblings.index(node), RANKS - 1)
+            ranks[rank] += 1
     return ranks
 
 
 def _sums(run: Sequence[Turn]) -> dict[str, int]:
-    """steps, nodes, forwards and fed of a replayed run."""
+    """Sums over the steps of a replayed run: how many there are, their nodes, draft forwards, and nodes fed to these.
+
+    Example: two steps with trees of 3 and 4 nodes and the root, drafted by forwards over 1 and 2 nodes, and over 1
+    and 3: {"steps": 2, "nodes": 7, "forwards": 4, "fed": 7}.
+    """
     return {
         "steps": len(run),
         "nodes": sum(turn.nodes - 1 for turn in run),

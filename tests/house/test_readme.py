@@ -97,7 +97,7 @@ def understood(line: str, monkeypatch) -> bool:
             commands.checked_prompts(options)
         raise Parsed
 
-    for name in ("race", "texts", "price", "record", "listing", "table", "gpu", "claims"):
+    for name in ("race", "texts", "price", "record", "list_experiments", "list_methods", "gpu", "claims"):
         monkeypatch.setattr(commands, name, check)
     monkeypatch.setattr(models.packing, "possible", lambda dtype: True)
     monkeypatch.setattr(models.pairs, "best_device", lambda: torch.device("cpu"))

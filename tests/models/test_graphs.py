@@ -6,6 +6,7 @@ from rounding import same
 from tiny import FAMILIES, llama, near_copy
 
 from specnb import growth, masks, verifiers
+from specnb.cache import TreeLayer
 from specnb.decode import PlainDrafter, decode
 from specnb.drafters import CausalLMDraft, NgramDrafter, TreeDrafter
 from specnb.exact.gallery import Unpositioned
@@ -135,8 +136,8 @@ def test_padding_is_written_over_by_the_next_tree():
     target.prefill([1, 2, 3])
     target.forward(TokenTree([4, 5, 6], [-1, 0, 0]))
     forward = graphs.forwards[4, ()]
-    assert forward.numbers[2].tolist() == [3, 4, 5, 6]
-    (mask,) = forward.masks.values()
+    assert forward.ids_positions_slots[2].tolist() == [3, 4, 5, 6]
+    (mask,) = forward.mask_of_kind.values()
     shown = [row.nonzero().flatten().tolist() for row in mask[0, 0] == 0]
     assert shown == [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [6]]
     assert target.cache.length + target.cache.pending == 6
@@ -211,6 +212,29 @@ def test_one_generation_at_a_time():
     second.forward(SMALL)
     with pytest.raises(RuntimeError, match="serve another generation by now"):
         first.forward(SMALL)
+
+
+@pytest.mark.parametrize("layers_done", [0, 1, 2])
+def test_a_first_prompt_may_be_interrupted(layers_done, monkeypatch):
+    """The cache of the interrupted forward has only some of the model's layers: the next generation begins anew."""
+    model = llama(num_hidden_layers=3)
+    graphs, update = Graphs(model, capacity=128), TreeLayer.update
+    updated = []
+
+    def interrupted(layer, *args, **kwargs):
+        if len(updated) == layers_done:
+            raise KeyboardInterrupt
+        updated.append(layer)
+        return update(layer, *args, **kwargs)
+
+    monkeypatch.setattr(TreeLayer, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Target(model, forwards=graphs).prefill(PROMPT)
+    monkeypatch.setattr(TreeLayer, "update", update)
+    expected = text(model).tokens
+    for _ in range(3):
+        assert text(model, graphs).tokens == expected
+    assert graphs.forwards
 
 
 def test_a_window_slides_in_graphs_too():

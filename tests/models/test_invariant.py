@@ -101,6 +101,18 @@ def test_scores_are_the_models(family):
     assert model.config._attn_implementation == "sdpa"
 
 
+@BITS
+@pytest.mark.parametrize("heads", [(4, 2), (7, 1)], ids=str)
+def test_a_single_row_is_invariant_too(heads):
+    """Forwards of one node have one shape in every tree, so they need no second own row."""
+    model = llama(num_attention_heads=heads[0], num_key_value_heads=heads[1], hidden_size=16 * heads[0])
+
+    def single(model):
+        return Invariant(model, rows=1)
+
+    assert differing(model, 70, [1, 5, 8, 13], make=single, plain=single) == 0
+
+
 def physical(visible, last, depth):
     """Control: keys are read as they lie, other branches' hidden among them."""
     places = right(visible, last, depth)

@@ -4,13 +4,13 @@ pair, whose vocabulary may be padded, whose weights may be quantised, and where 
 
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from tiny import TEMPLATE, generated, llama, near_copy, tokenizer
 from transformers import LlamaForCausalLM
 
 from specnb import models
+from specnb.drafters.seconds import ForwardSeconds
 from specnb.models import prompts
 from study.measure import clock, loading, race, texts
 from study.methods import METHODS
@@ -81,11 +81,12 @@ PAIRS = {
 }
 ROUNDING = ("a quantised target", "both quantised")  # what a token gets depends on those it is computed with
 DRAFTING = ("pair-chain-5", "pair-eagle2-50", "pair-auto")
+PRICES = ForwardSeconds(target=tuple(1 + nodes / 300 for nodes in range(32)), draft=(0.1,) * 8)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_draft_model_of_any_pair_drafts(name, monkeypatch):
-    monkeypatch.setattr(loading, "machine", lambda *_: (np.linspace(1, 1.1, 32), np.linspace(0.1, 0.2, 8)))
+    monkeypatch.setattr(loading, "machine", lambda *_: PRICES)
     target, draft = PAIRS[name]()
     pair = models.Pair(name, target, draft, tokenizer())
     right = generated(target, PROMPT, 12)

@@ -363,10 +363,10 @@ def test_a_hash_is_not_of_words(monkeypatch):
 
 
 def test_what_a_block_will_carry():
-    tests = claims.planned("edd_widths").split()
+    tests = claims.plan_of("edd_widths").split()
     assert tests == sorted(one.test for one in MEASURED if one.recording is experiments.EDD_WIDTHS)
     assert len(tests) == 3
-    assert claims.planned("texts") == ""
+    assert claims.plan_of("texts") == ""
 
 
 # ---- stale recordings ---------------------------------------------------------------------------------------------
@@ -386,16 +386,6 @@ def test_a_claim_from_a_stale_recording_says_so(monkeypatch):
 
 
 # ---- tables -------------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_for_readers(monkeypatch):
-    table = claims.plan("dynatree").set_index("claim")
-    assert [*table] == ["where", "says", "effect", "test", "methods", "reason", "verdict"]
-    wins = table.loc["wins_at_a_thousand_tokens"]
-    assert wins["test"] == "ratio of speed at the authors' prices above 1"
-    assert wins["methods"] == "vdm by DynaTree(), 1000 tokens ; vdm by chain(6), 1000 tokens"
-    assert table.loc["greedy_theorem", "test"] == "all cases hold"
-    assert table.loc["path_length_and_acceptance_panels", "test"] == ""
 
 
 def test_claims_are_counted_apart_where_their_test_is_later():

@@ -88,6 +88,17 @@ def test_the_list_names_every_experiment(monkeypatch, capsys):
     assert all(name in said for name in experiments.TABLE)
 
 
+def test_a_reader_that_goes_away_ends_the_command_without_a_word():
+    """python -m study methods | head: the output is longer than what a pipe holds for nobody."""
+    line = [sys.executable, "-m", "study", "methods"]
+    options = {"cwd": models.files.ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(line, **options) as started:
+        started.stdout.close()
+        complaints = started.stderr.read()
+    assert complaints == b""
+    assert started.returncode == 141
+
+
 SECONDS = {"clear": [2.0, 1.0], "level": [2.0, 2.1], "slower": [1.0, 2.0]}  # of generate and of the other method
 
 
@@ -150,7 +161,7 @@ def test_a_record_ends_with_a_word(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["study", "record", "ptd"])
     with pytest.raises(SystemExit):
         command.main()
-    assert plans[-1] == claims.planned("ptd") != ""  # each block says by which tests it will be judged
+    assert plans[-1] == claims.plan_of("ptd") != ""  # each block says by which tests it will be judged
     assert recorded == ["race", "texts", "ptd"]  # a name that is none is found before the first hour is spent
 
 
@@ -304,7 +315,7 @@ def test_a_torn_line_is_no_other_shape(tiny_lab):
 
 @pytest.mark.parametrize("words", [["race", "generate", "auto"], ["race", "assistant"], ["price", "edd"]])
 def test_what_does_not_fit_the_pair_is_told_before_anything_is_measured(words, tiny_lab, monkeypatch, capsys):
-    for module, name in ((race, "timed"), (loading, "curves"), (forwards, "curves")):
+    for module, name in ((race, "timed"), (loading, "measured"), (forwards, "curves")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("something was measured"))
     with pytest.raises(SystemExit):
         tiny_lab(*words, "--pair", "tiny", "--out", "x")
@@ -366,7 +377,7 @@ def test_prices_of_a_model_of_bytes_with_a_short_context(tiny_lab, capsys):
 def test_the_fastest_setting_is_used_unless_another_is_asked_for(what, words, dtype, packed, tiny_lab, monkeypatch):
     """It is load_pair's choice, here of a machine that packs both dtypes, and it stands in what is recorded."""
     plain, asked = loading.loaded, []
-    monkeypatch.setattr(models.pairs, "fastest", lambda where: ("bfloat16", True))
+    monkeypatch.setattr(models.pairs, "fastest_dtype", lambda where: ("bfloat16", True))
     monkeypatch.setattr(models.packing, "possible", lambda dtype=None: True)
     for module in MEASURING:
         monkeypatch.setattr(module, "loaded", lambda *setting: asked.append(setting) or plain("tiny"))
@@ -378,17 +389,17 @@ def test_the_fastest_setting_is_used_unless_another_is_asked_for(what, words, dt
 
 @pytest.mark.parametrize("quantised", [False, True])
 def test_a_quantised_model_is_not_packed(quantised, tiny_lab, monkeypatch):
-    monkeypatch.setattr(models.pairs, "fastest", lambda where: ("bfloat16", True))
+    monkeypatch.setattr(models.pairs, "fastest_dtype", lambda where: ("bfloat16", True))
     if quantised:
         config = json.loads(Path("tiny/config.json").read_text("utf-8"))
         Path("tiny/config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "torchao"}}))
-    chosen = commands.settled(Namespace(pair="tiny", dtype=None, packed=None))
+    chosen = commands.dtype_and_packing(Namespace(pair="tiny", dtype=None, packed=None))
     assert chosen == {"dtype": "bfloat16", "packed": not quantised}
-    assert commands.settled(Namespace(pair=models.EMBEDDED, dtype=None, packed=None))["packed"]
+    assert commands.dtype_and_packing(Namespace(pair=models.EMBEDDED, dtype=None, packed=None))["packed"]
 
 
 def test_texts_stay_those_of_float32(tiny_lab, monkeypatch):
-    monkeypatch.setattr(models.pairs, "fastest", lambda where: pytest.fail("the fastest setting was asked for"))
+    monkeypatch.setattr(models.pairs, "fastest_dtype", lambda where: pytest.fail("the fastest setting was asked for"))
     tiny_lab("texts", "n-gram tree", *TINY, "--prompts", "rag:1", "--out", "x")
     assert blocks("x.jsonl")[0]["settings"]["dtype"] == "float32"
 
@@ -438,7 +449,7 @@ def test_an_interrupt_before_the_first_block(monkeypatch, capsys):
     def stop(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "listing", stop)
+    monkeypatch.setattr(commands, "list_experiments", stop)
     monkeypatch.setattr(sys, "argv", ["study", "list"])
     with pytest.raises(SystemExit) as end:
         command.main()

@@ -1,11 +1,13 @@
 """The table of experiments: every block can be measured, every recording can be read."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -14,7 +16,7 @@ from specnb import heads
 from specnb.growth import DynaTree, Eagle2, Growth, chain
 from specnb.models import files
 from specnb.tree import Drawn
-from study import claims, experiments, methods, record
+from study import claims, experiments, figures, methods, record
 from study.experiments import PTD, PTD_ALIKE, RESULTS, TABLE
 from study.measure import branches
 
@@ -25,7 +27,6 @@ def test_every_experiment_can_be_measured(name):
     wanted = TABLE[name]
     assert len(wanted.identified()) == len(wanted.blocks()) > 0
     numbers = {path.name[:2] for path in (files.ROOT / "notebooks").glob("*.ipynb")}
-    assert wanted.feeds
     assert set(wanted.feeds) <= numbers
     assert wanted.minutes > 0
     for rule in [
@@ -38,6 +39,35 @@ def test_every_experiment_can_be_measured(name):
     used = [methods.method(one) for one in wanted.settings.get("methods", ())]
     drawn = [one for one in used if one.drawn is not Drawn.POINT]
     assert not drawn or wanted.settings["temperature"] > 0
+
+
+NOTEBOOKS = {"ptd": "01", "traversal": "02", "dynatree": "03", "edd_pct": "04", "salf_talf": "05"}  # by paper
+
+
+@cache
+def code() -> dict[str, str]:
+    """The code of each notebook, by its number."""
+    found = {}
+    for path in (files.ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        found[path.name[:2]] = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    return found
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_notebook_that_an_experiment_feeds_reads_it(name):
+    """By its name, or through its paper's claims or figures; and what no notebook reads feeds none."""
+    known = TABLE[name]
+    (constant,) = (word for word, value in vars(experiments).items() if value is known)
+    spelt = re.compile(rf"experiments\.{constant}\b|['\"]{name}['\"]")
+    readers = {number for number, text in code().items() if spelt.search(text)}
+    for paper in NOTEBOOKS:
+        judged = [one for one in claims.of_paper(paper).values() if getattr(one, "recording", None) is known]
+        redrawn = [item for item, figure in figures.FIGURES.items() if item[0] == paper and known in figure.recordings]
+        if judged or redrawn:
+            readers.add(NOTEBOOKS[paper])
+    assert set(known.feeds) <= readers
+    assert bool(known.feeds) == bool(readers)
 
 
 def test_constants_are_the_table():
@@ -99,7 +129,7 @@ def asked(monkeypatch, columns=None):
 def record_one(folder, monkeypatch, columns=None):
     """A recording of one block without a model."""
     asked(monkeypatch, columns)
-    plan = claims.planned("ptd_alike")
+    plan = claims.plan_of("ptd_alike")
     return experiments.record("ptd_alike", only=["rag-05"], folder=folder, plan=plan)
 
 
@@ -117,7 +147,7 @@ def test_a_recording_says_its_command_and_is_read_back(tmp_path, monkeypatch):
     assert table["command"].item() == "python -m study record ptd_alike"
     assert table["domain"].item() == "rag"
     assert table["heads"].item() == "{}"
-    assert table["plan"].item() == claims.planned("ptd_alike") != ""
+    assert table["plan"].item() == claims.plan_of("ptd_alike") != ""
     assert table.attrs["stale"] == ""
     listing = experiments.listing(tmp_path).set_index("name")
     assert listing.loc["ptd_alike", ["recorded", "state"]].tolist() == [1, "begun"]
@@ -150,9 +180,9 @@ def test_a_torn_recording_is_told(tmp_path):
 
 
 def test_what_no_claim_is_made_of_has_no_plan():
-    assert claims.planned("") == ""
-    assert claims.planned("race") == ""
-    assert claims.planned("ptd")
+    assert claims.plan_of("") == ""
+    assert claims.plan_of("race") == ""
+    assert claims.plan_of("ptd")
 
 
 def test_prompts_of_another_experiment_are_not_recorded(tmp_path):

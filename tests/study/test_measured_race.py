@@ -6,6 +6,7 @@ import torch
 from tiny import generated, llama, near_copy
 
 from specnb import drafters, models, verifiers
+from specnb.drafters.seconds import ForwardSeconds
 from specnb.growth import chain, kary
 from specnb.tree import Drawn
 from study import methods
@@ -194,7 +195,8 @@ def test_a_seed_gives_the_same_text_whatever_was_written_before(name, monkeypatc
     pair = models.Pair("tiny", target, near_copy(target), None)
     learning = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"}
     pair.draft.generation_config.update(**learning, assistant_confidence_threshold=0.0)
-    monkeypatch.setattr(loading, "machine", lambda *_: (np.linspace(1, 2, 32), np.linspace(0.1, 0.2, 8)))
+    seconds = ForwardSeconds(tuple(np.linspace(1, 2, 32)), tuple(np.linspace(0.1, 0.2, 8)))
+    monkeypatch.setattr(loading, "machine", lambda *_: seconds)
     loading._draft_model.cache_clear()
 
     def written(seed: int) -> tuple:

@@ -289,6 +289,12 @@ def test_select_without_a_hit_says_what_exists(where, message):
         paper.select("ptd", "Table 1", **where)
 
 
+def test_the_price_that_methods_and_claims_take_is_printed():
+    forwards = paper.select("edd_pct", "Text", model="7B", unit="ms").set_index("column")["value"]
+    draft, target = (forwards[f"time per forward pass, {name}"] for name in ("s_d", "s_t"))
+    assert round(draft / target, 4) == paper.EDD_PRICE_7B
+
+
 def test_unknown_item_names_the_known_ones():
     with pytest.raises(ValueError, match="traversal has no item 'Table 9': it has 'Table 1', 'Table 2'"):
         paper.rows("traversal", "Table 9")

@@ -27,7 +27,7 @@ def test_a_ridge_falls_a_little_short():
 
 def test_rows_of_two_kinds_are_told_apart():
     kinds = [torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
-    weights = starts._telling_apart(kinds, 0)
+    weights = starts._indicator_weights(kinds, 0)
     assert weights.tolist() == pytest.approx([1.0, 0.0], abs=0.02)
 
 
@@ -145,6 +145,28 @@ def test_batches_are_filled_with_the_longest_first():
     data = features.Features(torch.zeros(21), start, start[1:], {}, nothing, nothing, nothing)
     schedule = loop.Schedule(epochs=1, batch_tokens=10)
     assert list(loop.batches(data, [0, 1, 2, 3], schedule, None)) == [[3], [0, 2], [1]]
+
+
+def test_new_nodes_are_numbered_after_the_text(monkeypatch):
+    monkeypatch.setattr(branches.GrowingTree, "_score_new_nodes", lambda tree: torch.zeros(len(tree), 8))
+    tree = branches.GrowingTree(None, torch.arange(5))
+    states = tree.add(torch.tensor([[7, 8]]), torch.tensor([[2, 2]]))
+    assert states.shape == (1, 2, 8)
+    assert tree.tree.parents[5:].tolist() == [2, 2]
+    assert tree.tree.tokens[5:].tolist() == [7, 8]
+
+
+def test_the_lowest_loss_was_two_epochs_ago():
+    curve = [{"validation_loss": value} for value in (3.0, 2.0, 2.5, 2.2)]
+    assert loop._epochs_since_best(curve) == 2
+    assert loop._epochs_since_best([]) == -1
+
+
+def test_a_share_of_the_layers_is_a_state_from_the_end():
+    config = SimpleNamespace(num_hidden_layers=30, hidden_size=8, num_attention_heads=2)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    recipe = recipes.Recipe("eagle3", losses.eagle3_loss, fused=[0.5])
+    assert recipe.spec(model).fused == (-16,)
 
 
 def test_the_rate_rises_and_falls():
