@@ -1,8 +1,8 @@
-"""Trained draft heads: small modules beside a frozen target, their files, and the draft models around them.
+"""Trained draft heads: small modules that draft for a frozen target, their files, and draft models made of them.
 
-``modules`` has EAGLE (also HASS and TALF), EDD, Medusa and the small independent model (VDM); ``files`` loads, saves
-and hashes them (data/drafts); ``drafts`` makes a loaded head a draft model for ``TreeDrafter``; ``calibration``
-measures whether its confidence is true.
+``modules`` has the heads of EAGLE (also of HASS and TALF), EAGLE-3, EDD and Medusa, and the small independent model
+(vdm). ``files`` loads, saves and hashes them (data/drafts). ``drafts`` makes a loaded head a draft model for
+``TreeDrafter``. ``calibration`` measures how well a draft's confidence agrees with its accuracy.
 """
 
 from specnb.heads.calibration import calibrated_ece, ece, reliability

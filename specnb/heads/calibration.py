@@ -5,15 +5,19 @@ import pandas as pd
 
 
 def reliability(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> pd.DataFrame:
-    """The table behind a reliability diagram: predictions in bins of similar confidence, and how often they were right.
+    """The table from which a reliability diagram is drawn: predictions in bins of similar confidence, with accuracies.
 
-    confidence: (n,) in 0..1; hit: (n,), 1 where the prediction was right and 0 where it was wrong. equal: bins of equal
-    "width" (Guo et al. 2017; EDD, Figure 3b) or of equal "count" (equal confidences may part, in the order of the
-    rows). Columns: bin, count, confidence (the bin's mean) and accuracy (its share of hits); empty bins are left out.
+    Example: reliability([0.1, 0.3, 0.8, 0.9, 1.0], [0, 1, 1, 0, 1], bins=2). Two confidences are below .5: bin 0 has
+    count 2, confidence .2 and accuracy .5. Three are not: bin 1 has count 3, confidence .9 and accuracy .667.
+
+    confidence: (n,) in 0..1.
+    hit: (n,), 1 where the prediction was right and 0 where it was wrong.
+    bins: the number of bins.
+    equal: bins of equal "width" (Guo et al. 2017; EDD, Figure 3b) or of equal "count". With "count" predictions of the
+        same confidence may be in different bins; the earlier ones are in the lower bin.
+
+    The columns are bin, count, confidence (the bin's mean) and accuracy (its share of hits); empty bins are left out.
     Raises ValueError on values outside 0..1, on lengths that differ and on other kinds of bins.
-
-    Example: reliability([0.1, 0.3, 0.8, 0.9, 1.0], [0, 1, 1, 0, 1], bins=2). Two confidences lie below .5: bin 0 has
-    count 2, confidence .2 and accuracy .5. Three do not: bin 1 has count 3, confidence .9 and accuracy .667.
     """
     confidence = np.asarray(confidence, float)
     hit = np.asarray(hit, float)
@@ -41,10 +45,10 @@ def reliability(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equa
 
 
 def ece(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str = "width") -> float:
-    """Expected calibration error, Σ share · |accuracy − mean confidence| over the bins of ``reliability``.
+    """Expected calibration error: the sum over all bins of share · |accuracy − mean confidence|, see ``reliability``.
 
-    Example: of the five predictions in the example there, 2/5 are in a bin with .2 and .5, and 3/5 in one with .9 and
-    .667, so the error is 2/5 · .3 + 3/5 · .233 = .26.
+    Example: of the five predictions in the example there, 2/5 are in a bin with confidence .2 and accuracy .5, and 3/5
+    in a bin with .9 and .667. So the error is 2/5 · .3 + 3/5 · .233 = .26.
     """
     table = reliability(confidence, hit, bins=bins, equal=equal)
     gap = (table["accuracy"] - table["confidence"]).abs()
@@ -52,18 +56,19 @@ def ece(confidence: np.ndarray, hit: np.ndarray, *, bins: int = 10, equal: str =
 
 
 def calibrated_ece(confidence: np.ndarray, *, share: float = 0.95, draws: int = 200, seed: int = 0) -> float:
-    """The ECE, in ten bins of equal width, that a perfectly calibrated draft stays below in such a share of samples.
+    """The ECE that a perfectly calibrated draft would not exceed in this share of samples, in ten bins of equal width.
 
-    A finite sample of such a draft has an error, too. So samples as large as this one are drawn, in which the draft is
-    right as often as each of its confidences (n,) says, and their errors are sorted.
+    Example: one prediction with confidence .5 is off by .5, right or wrong, so calibrated_ece([0.5]) is .5.
 
-    Example: one prediction of confidence .5 is off by .5, right or wrong, so calibrated_ece([0.5]) is .5.
+    A finite sample has an error even if the draft is perfectly calibrated. So samples of the same size are drawn
+    (draws: how many), in which each prediction is right with the probability that its confidence states. The result is
+    the quantile ``share`` of their errors. confidence: (n,) in 0..1.
     """
     confidence = np.asarray(confidence, float)
     bins = 10
     rng = np.random.default_rng(seed)
     hits = rng.random((draws, len(confidence))) < confidence  # (draws, n) bool
-    surplus = hits - confidence  # (draws, n): what each prediction adds to the hits above those promised
+    surplus = hits - confidence  # (draws, n): actual minus expected hits
     is_in_bin = _bins_of_equal_width(confidence, bins)[:, None] == np.arange(bins)  # (n, bins) bool
     surplus_of_bin = surplus @ is_in_bin  # (draws, bins)
     # A bin's share of n, times the gap between its two means, is the gap between its two sums over n.
@@ -72,13 +77,16 @@ def calibrated_ece(confidence: np.ndarray, *, share: float = 0.95, draws: int = 
 
 
 def _bins_of_equal_width(confidence: np.ndarray, bins: int) -> np.ndarray:
-    """(n,) the bin that each confidence lies in. Of four, .3 lies in bin 1 (.25 to .5) and 1 in the last, bin 3."""
+    """The bin (n,) of each confidence. With four bins, .3 is in bin 1 (.25 to .5), and 1 in the last one, bin 3."""
     return np.minimum(confidence * bins, bins - 1).astype(int)
 
 
 def _bins_of_equal_count(confidence: np.ndarray, bins: int) -> np.ndarray:
-    """(n,) the bin of each confidence by its rank among all. .9, .1, .5, .7 have the ranks 3, 0, 1, 2: of two bins the
-    first one takes the ranks 0 and 1, so their bins are 1, 0, 0, 1."""
+    """The bin (n,) of each confidence, by its rank among all.
+
+    Example: .9, .1, .5, .7 have the ranks 3, 0, 1, 2. Of two bins the first one takes the ranks 0 and 1, so their bins
+    are 1, 0, 0, 1.
+    """
     by_confidence = np.argsort(confidence, kind="stable")
     rank = np.argsort(by_confidence, kind="stable")
     return rank * bins // len(confidence)

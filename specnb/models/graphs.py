@@ -1,14 +1,15 @@
-"""Graphs: a model's forward at a few fixed shapes, captured once and replayed without Python in between.
+"""Graphs: a model's forward is captured once at each of a few fixed sizes, and replayed without Python in between.
 
-A small model's forward is many short kernels, and on a GPU launching them takes longer than running them. A CUDA graph
-launches all of them at once, if they find their inputs, and leave their outputs, where they did when it was captured.
-So trees are padded to the next of a few sizes, and keys and values stand in buffers of fixed capacity, of which the
-mask shows what is in use. Whatever does not fit is scored as without graphs.
+The forward of a small model is made of many short kernels, and on a GPU launching a kernel takes longer than running
+it. A CUDA graph launches all of them at once. But a graph replays on fixed addresses: its inputs and outputs must lie
+where they lay at capture. Therefore trees are padded to the next of a few sizes, and the keys and values of all tokens
+are kept in buffers of fixed capacity, whose unused part the mask hides. A tree that is too large, or a text that is
+too long, is scored by calling the model.
 
-Example: three tokens are committed, and a tree of three nodes is scored by the forward captured for four. The nodes'
-keys are written to the slots 3, 4 and 5 of the buffers, those of one row of padding to slot 6. The mask shows a node
-the slots 0 to 2 and its ancestors among 3 to 5, and the padding itself alone. Afterwards six slots are in use: the next
-forward writes over slot 6.
+Example: three tokens are committed, and a tree of three nodes is scored by the forward that was captured for four. The
+nodes' keys are written to the slots 3, 4 and 5 of the buffers, and those of the one padding row to slot 6. Each node
+sees the slots 0 to 2, its ancestors' and its own; the padding row sees only itself. Afterwards six slots are in use,
+and the next forward writes over slot 6.
 """
 
 import warnings
@@ -26,19 +27,19 @@ from specnb.cache import ARGUMENT, TreeCache, zeros
 from specnb.selfcheck import around
 from specnb.target import call_options, evaluating
 
-PLAIN = (bool, int, float, str, list, tuple)  # settings of a module that are compared
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+PLAIN = (bool, int, float, str, list, tuple)  # types of the settings that ``plain_settings`` compares
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # numbers of nodes
 
-Call = Callable[[], tuple[Tensor, ...]]
+Call = Callable[[], tuple[Tensor, ...]]  # a forward with all of its inputs bound; it returns logits and hidden states
 
 
 class FixedLayer(DynamicLayer):
-    """One layer of a TreeCache as a captured forward sees it: writes to given slots, reads the whole buffer."""
+    """One layer of a TreeCache as a captured forward sees it: it writes to given slots and returns the full buffers."""
 
     def __init__(self, buffers: list[Tensor], slots: Tensor):
         super().__init__()
         self.buffers = buffers  # keys and values, (1, heads, capacity, head_dim) each
-        self.slots = slots  # (n,) int64
+        self.slots = slots  # (n,) int64: a view of ids_positions_slots[2], which is filled anew before each replay
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
@@ -49,33 +50,33 @@ class FixedLayer(DynamicLayer):
 
 @dataclass(frozen=True)
 class CapturedForward:
-    """A captured forward over n nodes. Inputs: numbers (3, n), their token ids, positions and slots; rows (1, n), these
-    ids, or (1, n, width) vectors; and for each kind of layer a mask (1, 1, n, capacity).
+    """A forward captured for n nodes. Its inputs are filled in before each replay, always in the same memory."""
 
-    replay returns logits (n, V) and the hidden states asked for, always in the same memory.
-    """
-
-    numbers: Tensor
-    rows: Tensor
-    masks: dict[str, Tensor]
-    replay: Call
+    ids_positions_slots: Tensor  # (3, n) int64: the nodes' token ids, their positions, the slots their keys go to
+    inputs: Tensor  # (1, n) token ids, a view of ids_positions_slots[:1]; or (1, n, width) vectors
+    mask_of_kind: dict[str, Tensor]  # kind of layer → additive mask (1, 1, n, capacity)
+    replay: Call  # returns logits (n, V) and the hidden states asked for, always in the same memory
 
 
-class Home(NamedTuple):
-    """Where captured forwards find keys and values: a cache's stores, and each layer's two buffers in them."""
+class FixedBuffers(NamedTuple):
+    """The memory in which captured forwards find keys and values; a cache that outgrows it gets other memory."""
 
-    stores: list[Tensor]
-    buffers: list[list[Tensor]]
+    stores: list[Tensor]  # a TreeCache's stores: many layers' buffers stacked in one tensor
+    buffers: list[list[Tensor]]  # for each layer, its keys and its values: views of the stores
 
 
 class Graphs:
-    """Scores trees with captured forwards of one model: ``Target(model, forwards=Graphs(model))``; drafts with it, too.
+    """Scores trees with captured forwards of one model: ``Target(model, forwards=Graphs(model))``.
 
-    capacity: slots for committed tokens and a tree, of a cache that all generations share, one at a time. sizes:
-    numbers of nodes to capture at. capture: how to capture a call (None: ``as_cuda_graph`` on a GPU, ``as_operations``
-    on the CPU). width: of the rows, where they are vectors and not token ids (trained heads). A forward that cannot be
-    captured is scored without graphs from then on, with a warning that says why. Raises ValueError on a capacity or a
-    size below 1.
+    Draft models take one, too. All generations share one cache, so that only one generation can run at a time.
+
+    capacity: the slots of the cache, which have to contain the committed tokens and a tree.
+    sizes: the numbers of nodes at which forwards are captured.
+    capture: how a call is captured; None takes ``as_cuda_graph`` on a GPU and ``as_operations`` on the CPU.
+    width: the width of the input vectors, for models that read vectors instead of token ids (trained draft heads).
+
+    If a forward cannot be captured, a warning says why, and from then on the model is called. Raises ValueError on a
+    capacity or a size below 1.
     """
 
     def __init__(
@@ -93,53 +94,61 @@ class Graphs:
         self.capacity = capacity
         self.sizes = sorted(sizes)
         self.width = width
-        self.like = next(model.parameters())  # of the device and dtype that masks and rows have
+        self.like = next(model.parameters())  # masks and input vectors have its device and dtype
         if capture is None:
             capture = as_cuda_graph if self.like.is_cuda else as_operations
         self.capture = capture
         self._forget()
 
     def _forget(self) -> None:
-        """Begin without captured forwards, for the model as it is now."""
+        """Drop all captured forwards, and remember the model as it is now."""
         self.made_of = parts(self.model)
         self.cache = TreeCache(self.capacity, fixed=True)
-        self.home: Home | None = None
+        self.fixed_buffers: FixedBuffers | None = None  # set before the first capture
         self.forwards: dict[tuple[int, tuple[int, ...]], CapturedForward] = {}  # by size and hidden layers
         self.failed = False
 
     def empty(self) -> TreeCache:
-        """The cache for a new generation: in the captured forwards' buffers, also after one that has outgrown them.
+        """Return a new cache for the next generation; the last one, whose memory it takes over, is stale from now on.
 
-        Captured forwards know the model's layers and tensors, not what has been put in their place: a model that was
-        given others since (adapters, ``load_state_dict(assign=True)``) is captured anew.
+        The new cache starts in the buffers that captured forwards know, even if the last generation has outgrown them.
+        A captured forward keeps using the modules and tensors it was captured with. So if the model has been given
+        others since (adapters, ``load_state_dict(assign=True)``), all captures are dropped here and made anew later.
         """
         if not alike(self.made_of, parts(self.model)):
             self._forget()
-        self._settle()
+        if not self.forwards:
+            self.fixed_buffers = None  # nobody knows these buffers, and an interrupted first forward made only some
         fresh = TreeCache(self.capacity, fixed=True)
-        if self.home is not None:
+        if self.fixed_buffers is not None:
             fresh.layers = self.cache.layers
-            fresh.stores = self.home.stores
-            for layer, buffers in zip(fresh.layers, self.home.buffers, strict=True):
-                layer.buffers[:] = buffers  # in place: captured forwards hold this very list
+            fresh.stores = self.fixed_buffers.stores
+            for layer, buffers in zip(fresh.layers, self.fixed_buffers.buffers, strict=True):
+                layer.buffers[:] = buffers  # in place: captured forwards refer to this very list
                 layer.used = 0
         self.cache = fresh
         return fresh
 
     def _settle(self) -> None:
-        """Move the buffers of all layers together, once: captured forwards know where they lie."""
-        if self.home is None and self.cache.capacity == self.capacity:
+        """Before the first capture, move the buffers of all layers into shared stores; later calls do nothing.
+
+        ``TreeCache.commit`` would move them when it first copies slots, and captured forwards would go on using the old
+        memory.
+        """
+        if self.fixed_buffers is None and self.cache.capacity == self.capacity:
             stores = self.cache.shared()
-            self.home = Home(stores, [[*layer.buffers] for layer in self.cache.layers])
+            buffers = [[*layer.buffers] for layer in self.cache.layers]
+            self.fixed_buffers = FixedBuffers(stores, buffers)
 
     @torch.no_grad()
     def prepare(self, hidden_layers: Sequence[int] = ()) -> None:
         """Capture forwards of all sizes now, not when a tree first needs one; empties the cache."""
         cache = self.empty()
-        if not cache.layers:  # the first forward makes them
-            numbers = self._numbers(1)
-            self._run(numbers, self._rows(numbers), None, cache, ())
-            self.empty()
+        if not cache.layers:  # a cache gets its layers in its first forward
+            ids_positions_slots = self._room_for_numbers(1)
+            inputs = self._room_for_inputs(ids_positions_slots)
+            self._run(ids_positions_slots, inputs, None, cache, ())
+            cache.commit([])  # drops the one node that was fed
         for size in self.sizes:
             self._forward(0, size, tuple(hidden_layers))
 
@@ -147,14 +156,24 @@ class Graphs:
     def score(
         self, cache: TreeCache, rows: Tensor, positions: Tensor, mask: masks.Masks, hidden_layers: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]] | None:
-        """Logits (n, V) and hidden states of nodes behind all that is in the cache; None where they do not fit.
+        """Score n nodes that follow everything in the cache: logits (n, V), and the hidden states (n, width) asked for.
 
-        rows: (1, n) int64 ids, or (1, n, width) vectors; positions: (1, n) int64; mask: additive, (1, 1, n, in use + n)
-        by kind of layer where they differ, or None for a root that sees everything. Raises RuntimeError if the cache is
-        not the one last given out.
+        None for nodes that do not fit; the caller then calls the model.
+
+        cache: the one that ``empty`` returned last.
+        rows: (1, n) int64 token ids, or (1, n, width) vectors.
+        positions: (1, n) int64.
+        mask: additive, (1, 1, n, slots in use + n), or one such mask for each kind of layer; None for a root alone,
+            which sees everything.
+        hidden_layers: indices into transformers' hidden_states.
+
+        Raises RuntimeError if the cache is an earlier one.
         """
         if cache is not self.cache:
-            raise RuntimeError("these graphs serve another generation by now: one at a time, or graphs for each")
+            raise RuntimeError(
+                "this cache is stale, its graphs serve another generation by now: Graphs serves one generation at a "
+                "time; make another Graphs for each parallel one"
+            )
         n = rows.shape[1]
         start = cache.length + cache.pending
         hidden_layers = tuple(hidden_layers)
@@ -170,79 +189,97 @@ class Graphs:
     def _fill_in(
         self, forward: CapturedForward, start: int, rows: Tensor, positions: Tensor, mask: masks.Masks
     ) -> None:
-        """Write a tree into a captured forward's inputs, which have room for as many nodes or more."""
+        """Write a tree's n nodes into the inputs of a captured forward, which has room for n or more."""
         n = rows.shape[1]
-        size = forward.numbers.shape[1]
-        numbers = torch.zeros(3, size, dtype=torch.int64, device="cpu")  # filled here, moved at once
+        size = forward.ids_positions_slots.shape[1]
+        ids_positions_slots = torch.zeros(3, size, dtype=torch.int64, device="cpu")  # filled here, copied once
         if self.width is None:
-            numbers[:1, :n] = rows
+            ids_positions_slots[:1, :n] = rows
         else:
-            forward.rows[:, :n] = rows
-        numbers[1, :n] = positions
-        numbers[2] = torch.arange(start, start + size, device="cpu")
-        forward.numbers.copy_(numbers)
-        for kind, its_mask in forward.masks.items():
-            its_mask.fill_(torch.finfo(its_mask.dtype).min)
-            its_mask.diagonal(start, -2, -1).fill_(0)  # padding sees itself, too: not a number would spread
-            shown = mask[kind] if isinstance(mask, dict) else mask
-            its_mask[..., :n, : start + n] = 0 if shown is None else shown
+            forward.inputs[:, :n] = rows
+        ids_positions_slots[1, :n] = positions
+        ids_positions_slots[2] = torch.arange(start, start + size, device="cpu")
+        forward.ids_positions_slots.copy_(ids_positions_slots)
+        for kind, additive in forward.mask_of_kind.items():
+            additive.fill_(torch.finfo(additive.dtype).min)
+            # Each row sees itself, padding rows too. A row that sees nothing may come out as NaN, and so would its keys
+            # and values in the next layer; there even a row that hides them would add 0 · NaN, which is NaN.
+            additive.diagonal(start, -2, -1).fill_(0)
+            of_tree = mask[kind] if isinstance(mask, dict) else mask
+            additive[..., :n, : start + n] = 0 if of_tree is None else of_tree
 
     def _forward(self, start: int, n: int, hidden_layers: tuple[int, ...]) -> CapturedForward | None:
         """The captured forward that takes n nodes; None if there is none, or no room for it in the cache."""
         size = next((size for size in self.sizes if size >= n), None)
         if self.failed or size is None:
             return None
-        outgrown = self.cache.capacity != self.capacity
-        if outgrown or start + size > self.capacity:
+        # Before a cache's first forward its capacity is 0, so that one is not replayed either.
+        has_other_buffers = self.cache.capacity != self.capacity
+        if has_other_buffers or start + size > self.capacity:
             return None
         if (size, hidden_layers) not in self.forwards:
             try:
-                self.forwards[size, hidden_layers] = self._captured(start, size, hidden_layers)
-            except Exception as error:  # a model that does what cannot be captured can still be run
+                self.forwards[size, hidden_layers] = self._capture_forward(start, size, hidden_layers)
+            except Exception as error:  # a model that does what cannot be captured can still be called
                 warnings.warn(f"no graphs for {type(self.model).__name__}: {error}", stacklevel=4)
                 self.failed = True
         return self.forwards.get((size, hidden_layers))
 
-    def _captured(self, start: int, size: int, hidden_layers: tuple[int, ...]) -> CapturedForward:
-        numbers = self._numbers(size)
-        numbers[2] = torch.arange(start, start + size, device="cpu")  # what stands there is not in use
-        rows = self._rows(numbers)
+    def _capture_forward(self, start: int, size: int, hidden_layers: tuple[int, ...]) -> CapturedForward:
+        """Make the inputs of a forward over this many nodes, and capture the model's call on them.
+
+        Capturing also executes the call. It writes meaningless keys and values, so it is given the slots from start on,
+        which are not in use.
+        """
+        ids_positions_slots = self._room_for_numbers(size)
+        ids_positions_slots[2] = torch.arange(start, start + size, device="cpu")
+        inputs = self._room_for_inputs(ids_positions_slots)
         kinds = masks.layer_kinds(self.model)
         mask_of_kind = {kind: zeros((1, 1, size, self.capacity), self.like) for kind in kinds}
         mask = mask_of_kind if len(kinds) > 1 else mask_of_kind[kinds[0]]
         self._settle()
-        cache = Cache(layers=[FixedLayer(layer.buffers, numbers[2]) for layer in self.cache.layers])
-        replay = self.capture(lambda: self._run(numbers, rows, mask, cache, hidden_layers))
-        return CapturedForward(numbers, rows, mask_of_kind, replay)
+        cache = Cache(layers=[FixedLayer(layer.buffers, ids_positions_slots[2]) for layer in self.cache.layers])
+        replay = self.capture(lambda: self._run(ids_positions_slots, inputs, mask, cache, hidden_layers))
+        return CapturedForward(ids_positions_slots, inputs, mask_of_kind, replay)
 
-    def _numbers(self, size: int) -> Tensor:
-        """Room for the token ids, positions and slots of so many nodes."""
+    # Inputs are made by ``cache.zeros``: unlike torch.zeros, it makes tensors that can be written to outside of
+    # torch.inference_mode() even when it is called inside.
+
+    def _room_for_numbers(self, size: int) -> Tensor:
+        """(3, size) zeros, for the token ids, positions and slots of this many nodes."""
         integers = torch.empty(0, dtype=torch.int64, device=self.like.device)
         return zeros((3, size), integers)
 
-    def _rows(self, numbers: Tensor) -> Tensor:
-        """The rows of a forward over these numbers: its token ids, or room for vectors."""
+    def _room_for_inputs(self, ids_positions_slots: Tensor) -> Tensor:
+        """What the model reads in a forward with these numbers: their token ids, as a view, or room for vectors."""
         if self.width is None:
-            return numbers[:1]
-        return zeros((1, numbers.shape[1], self.width), self.like)
+            return ids_positions_slots[:1]
+        return zeros((1, ids_positions_slots.shape[1], self.width), self.like)
 
     def _run(
-        self, numbers: Tensor, rows: Tensor, mask: masks.Masks, cache: Cache, hidden_layers: Sequence[int]
+        self, ids_positions_slots: Tensor, inputs: Tensor, mask: masks.Masks, cache: Cache, hidden_layers: Sequence[int]
     ) -> tuple[Tensor, ...]:
         """Call the model: logits (n, V), and the hidden states (n, width) asked for."""
-        inputs = {"input_ids" if self.width is None else "inputs_embeds": rows, "attention_mask": mask}
-        inputs |= {"position_ids": numbers[1:2], ARGUMENT: cache, "use_cache": True}
+        arguments = {
+            "input_ids" if self.width is None else "inputs_embeds": inputs,
+            "attention_mask": mask,
+            "position_ids": ids_positions_slots[1:2],
+            ARGUMENT: cache,  # the name that this version of transformers has for a cache
+            "use_cache": True,
+            "output_hidden_states": bool(hidden_layers),
+        }
         with evaluating(self.model):
-            out = self.model(**inputs, output_hidden_states=bool(hidden_layers), **call_options(self.model))
+            out = self.model(**arguments, **call_options(self.model))
         states = [out.hidden_states[layer][0] for layer in hidden_layers]
         return (out.logits[0], *states)
 
 
 def parts(model: nn.Module) -> list[tuple]:
-    """What a captured forward depends on: a model's modules with their plain settings, and its tensors.
+    """List everything that a captured forward depends on, for ``alike`` to compare with the same list at another time.
 
-    Pairs of an object (module, configuration or storage) and what may change of it. The tensors' storages are kept, so
-    that no other tensor can come to lie in the same place.
+    Each entry is a pair. First comes an object: a module, the configuration, or the storage of a tensor. Then comes its
+    state: a module's plain settings, type and hooks; the configuration's plain settings; a tensor's address and
+    version. The list refers to the storages, so that their memory is not freed and given to another tensor.
     """
     pairs: list[tuple] = []
     for module in model.modules():
@@ -253,6 +290,7 @@ def parts(model: nn.Module) -> list[tuple]:
     if config is not None:
         pairs.append((config, plain_settings(config)))
     for tensor in (*model.parameters(), *model.buffers()):
+        # torch adds 1 to a version when a tensor is changed in place. A capture may have copied what was in it then.
         version = None if tensor.is_inference() else tensor._version
         pairs.append((tensor.untyped_storage(), (tensor.data_ptr(), version)))
     return pairs
@@ -263,16 +301,16 @@ def plain_settings(owner) -> dict[str, str]:
     settings = {}
     for name, value in vars(owner).items():
         if type(value) is dict:
-            plain = all(isinstance(inner, PLAIN) for inner in value.values())
+            is_plain = all(isinstance(inner, PLAIN) for inner in value.values())
         else:
-            plain = isinstance(value, PLAIN)
-        if plain:
+            is_plain = isinstance(value, PLAIN)
+        if is_plain:
             settings[name] = repr(value)
     return settings
 
 
 def alike(then: list[tuple], now: list[tuple]) -> bool:
-    """Whether a model's parts are the very ones of before."""
+    """Whether two lists of ``parts`` contain the same objects in the same state."""
     if len(then) != len(now):
         return False
     for (old, old_state), (new, new_state) in zip(then, now, strict=True):
@@ -288,13 +326,17 @@ def _same_object(old: object, new: object) -> bool:
 
 
 def as_cuda_graph(call: Call) -> Call:
-    """A call's kernels as one CUDA graph. Its first runs, which allocate, stay outside, on a stream of their own."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    """Capture the kernels of a call as one CUDA graph.
+
+    As torch asks for, the call is first run a few times as a warm-up, on a stream of its own: its first runs allocate
+    memory, which must not become part of the graph.
+    """
+    warm_up_stream = torch.cuda.Stream()
+    warm_up_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up_stream):
         for _ in range(3):
             call()
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(warm_up_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = call()
@@ -307,9 +349,10 @@ def as_cuda_graph(call: Call) -> Call:
 
 
 def as_operations(call: Call) -> Call:
-    """A call's operations as a list that runs by itself, on the same tensors: a CUDA graph's counterpart on the CPU.
+    """Capture the operations of a call as a list that runs by itself on the same tensors: a CUDA graph for the CPU.
 
-    Like a CUDA graph it knows nothing of the Python that ran around the operations, and a call that reads a number off
-    a tensor cannot be captured.
+    Like a CUDA graph, the list does not contain the Python that ran around the operations. A call that reads a number
+    off a tensor cannot be captured.
     """
-    return make_fx(call)()
+    trace = make_fx(call)
+    return trace()  # the traced call, not its result

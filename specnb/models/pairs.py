@@ -1,4 +1,8 @@
-"""Named target/draft pairs, device and dtype, tokenizer and chat template; the embedded model's fast copy."""
+"""Loads pairs: a target, perhaps an independent draft model, and the tokenizer that they share.
+
+Here also: the choice of device and dtype, plain generation with transformers, and the embedded model, which is unpacked
+once into a copy that loads fast.
+"""
 
 import json
 import os
@@ -19,8 +23,8 @@ from specnb.models import EMBEDDED, PAIRS, files, packing
 from specnb.selfcheck import check_once
 from specnb.target import Target, device_of, output_rows, token_ids
 
-BLOCK = 64  # tokens that ``Pair.pieces`` reads at once
-AROUND = 8  # and as many more before them and after them
+BLOCK = 64  # number of tokens that ``Pair.pieces`` decodes at once
+AROUND = 8  # number of tokens before a block, and after it, that are decoded with it
 
 
 @dataclass(frozen=True)
@@ -33,33 +37,37 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
 
     def encode(self, text: str, *, chat: bool = True) -> list[int]:
-        """Token ids of a user turn under the chat template up to the open answer, or of bare text."""
+        """Token ids of a text: as a user's turn, with the chat template up to where the answer begins, or as it is.
+
+        The text is taken as it is if chat is False, or if the tokenizer has no chat template.
+        """
         if chat and self.tokenizer.chat_template:
             return self.tokenizer(self._as_turn(text), add_special_tokens=False)["input_ids"]
         return self.tokenizer(text)["input_ids"]
 
     def _as_turn(self, text: str) -> str:
-        """A user turn under the chat template; some templates want the text as a list of parts, others as it is."""
+        """The text in the chat template. Some templates take a text as a string, others as a list of parts."""
         for content in (text, [{"type": "text", "text": text}]):
             turn = [{"role": "user", "content": content}]
-            said = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-            if text.strip() in said:
-                return said
+            prompt = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+            if text.strip() in prompt:
+                return prompt
         raise ValueError(f"the chat template of {self.name} drops the user's text: give chat=False or token ids")
 
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def pieces(self, tokens) -> list[str]:
-        """Each token's share of the text, spaces and line ends made visible; joined they are the text.
+        """Each token's share of the text, with visible spaces and line ends; joined, the shares are the text.
 
-        A share is what the token adds to the text of those before it: many tokenizers drop the first space of a text,
-        so that no token can be read alone. Where a character is spread over tokens, the one that completes it has it
-        and the others are empty; bytes that nothing completes show as "�".
+        A token's share is what it adds to the text of the tokens before it. A token cannot be decoded alone, because
+        many tokenizers drop the first space of a text. If a character is spread over several tokens, the last of them
+        has it, and the shares of the others are empty. Bytes of a character that is never completed are shown as "�".
         """
         ids = [int(token) for token in tokens]
         shares: list[str] = []
-        for start in range(0, len(ids), BLOCK):  # the tokens around a block settle what its first and last ones share
+        # The tokens around a block decide what its first and last tokens share of a character.
+        for start in range(0, len(ids), BLOCK):
             before = max(start - AROUND, 0)
             around = ids[before : start + BLOCK + AROUND]
             of_block = self._shares(around)[start - before :]
@@ -67,35 +75,37 @@ class Pair:
         return [share.replace(" ", "␣").replace("\n", "⏎") for share in shares]
 
     def _shares(self, ids: list[int]) -> list[str]:
-        """What each token adds to the text; joined they are the text.
+        """What each token adds to the text of all; joined, the shares are this text.
 
-        A token whose text so far is not how the whole begins ends within a character, and adds nothing yet. Example: of
-        two tokens that are the two bytes of "é" the first one's text is "�", so the shares are "" and "é".
+        Example: two tokens are the two bytes of "é". The first one alone is decoded as "�", and "é" does not begin with
+        "�": so the token ends within a character, and adds nothing yet. The shares are "" and "é".
         """
         texts_so_far = [self.tokenizer.decode(ids[: end + 1]) for end in range(len(ids))]
-        whole = texts_so_far[-1]
+        full_text = texts_so_far[-1]
         shares: list[str] = []
-        shared = 0  # characters of the whole that tokens have by now
+        start = 0  # number of characters that the tokens before have
         for text in texts_so_far:
-            end = shared
-            if whole.startswith(text):
-                end = max(shared, len(text))
-            shares.append(whole[shared:end])
-            shared = end
+            end = start
+            if full_text.startswith(text):
+                end = max(start, len(text))
+            shares.append(full_text[start:end])
+            start = end
         return shares
 
 
 @torch.no_grad()
 def generate(pair: Pair, ids: Sequence[int], length: int, *, whole: bool = False, **options) -> list[int]:
-    """New tokens of transformers' generate, greedy unless options say more; whole: end tokens are text.
+    """The new tokens that transformers' generate writes after a prompt, greedily unless the options are different.
 
-    Of the model's own generation config only the end of text counts: no penalty or filter that our loop does not have.
+    ids: the prompt. length: the most new tokens. whole: do not stop at an end token. options: of ``generate``.
+    Only the end of text is taken from the model's own generation config. Its penalties and filters are left out,
+    because our loop does not have them.
     """
     config = pair.target.generation_config
     end = config.eos_token_id
     if whole:
-        end = max(output_rows(pair.target), len(pair.tokenizer))  # an id that never comes: the model has no row for it
-    model = copy(pair.target)  # the same weights, without its own config, which may carry penalties
+        end = max(output_rows(pair.target), len(pair.tokenizer))  # an id that is never written: it has no output row
+    model = copy(pair.target)  # the same weights; only the copy gets another config
     model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=config.pad_token_id)
     prompt = torch.tensor([token_ids(ids)], device=device_of(model))
     settings = {"do_sample": False, "max_new_tokens": length, "attention_mask": torch.ones_like(prompt), **options}
@@ -104,12 +114,12 @@ def generate(pair: Pair, ids: Sequence[int], length: int, *, whole: bool = False
 
 
 def best_device() -> torch.device:
-    """cuda when there, else cpu."""
+    """cuda if this machine has it, else cpu."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def as_dtype(name: str | torch.dtype) -> torch.dtype:
-    """A dtype by its name: 'bfloat16' for speed, 'float32' for exactness (also 'float16', 'float64')."""
+    """A dtype by its name: 'bfloat16', 'float16', 'float32' or 'float64'; ValueError for another name."""
     known = {"bfloat16", "float32", "float16", "float64"}
     if isinstance(name, torch.dtype):
         return name
@@ -119,9 +129,9 @@ def as_dtype(name: str | torch.dtype) -> torch.dtype:
 
 
 def check_name(name: str) -> None:
-    """ValueError unless a name can be loaded: a key of PAIRS, a folder, or of a hub name's form, OWNER/MODEL."""
-    is_of_the_hubs_form = re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name))
-    if name not in PAIRS and not Path(name).is_dir() and not is_of_the_hubs_form:
+    """ValueError unless a name is a key of PAIRS, a folder, or has the form of a hub name, OWNER/MODEL."""
+    has_form_of_hub_name = re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name))
+    if name not in PAIRS and not Path(name).is_dir() and not has_form_of_hub_name:
         raise ValueError(f"unknown pair {name!r}: known are {', '.join(PAIRS)}, hub names OWNER/MODEL, actual folders")
 
 
@@ -136,14 +146,18 @@ def load_pair(
 ) -> Pair:
     """Load a target with its tokenizer, and a draft model if the pair has one.
 
-    name: a key of PAIRS, a hub name or a local folder; draft: likewise, in place of the pair's own.
-    dtype: None takes bfloat16 on a device that has kernels for it, else float32, packed on a CPU, and says which.
-    device: None takes cuda when there; "auto" spreads a large model over all GPUs.
-    packed: lay the weights out for the CPU's kernels (``packing.pack``): the same, faster; not for quantised weights.
-    check: whether the target scores trees as it scores their paths, by ``Target.check``: None tries it once and is
-    silent if it passes (``selfcheck.check_once``), True tries it now and says how exactly, False does not try.
-    Raises ValueError on a name that is none, if target and draft do not share a tokenizer or cannot be packed, or a
-    check fails; OSError if a model cannot be fetched or read.
+    name: a key of PAIRS, a hub name or a local folder.
+    dtype: None takes bfloat16 on a device that has kernels for it, else float32, and prints its choice.
+    device: None takes cuda if this machine has it; "auto" spreads a large model over all GPUs.
+    draft: the draft model, in place of the pair's own; named as the target is.
+    packed: lay the weights out for the CPU's kernels (``packing.pack``), which is faster with the same results; not
+        possible with quantised weights. None packs only if dtype is None and the CPU has such kernels.
+    check: whether to test, by ``Target.check``, that the target scores trees as it scores their paths. None tests it
+        once and prints nothing if it passes (``selfcheck.check_once``). True tests it now and prints how exact it is.
+        False does not test it.
+
+    Raises ValueError if a name cannot be loaded, if target and draft model have different tokenizers, if a model cannot
+    be packed, and if the check fails. Raises OSError if a model cannot be fetched or read.
     """
     check_name(name)
     target_name, draft_name = PAIRS.get(name, (name, None))
@@ -171,7 +185,7 @@ def load_pair(
 
 
 def quantised(name: str) -> bool:
-    """Whether a model's weights are quantised, which cannot be packed: by its configuration, in a folder or the hub."""
+    """Whether a model's weights are quantised, so that they cannot be packed, by its config.json (folder or hub)."""
     if name == EMBEDDED:
         return False
     if Path(name).is_dir():
@@ -180,12 +194,12 @@ def quantised(name: str) -> bool:
         try:
             config = Path(hf_hub_download(name, "config.json", etag_timeout=10))
         except OSError:
-            return False  # why it cannot be fetched is told when the model is loaded
+            return False  # loading the model will raise, and tell why
     return config.exists() and "quantization_config" in json.loads(config.read_text(encoding="utf-8"))
 
 
 def fastest_dtype(where: str | torch.device) -> tuple[str, bool]:
-    """The fastest dtype that is exact enough on a device, and whether to pack the weights for it."""
+    """The fastest dtype that is exact enough on a device, and whether the weights should be packed for it."""
     device = best_device() if where == "auto" else torch.device(where)
     if device.type == "cuda":
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -199,12 +213,12 @@ def fastest_dtype(where: str | torch.device) -> tuple[str, bool]:
 
 def check_tokenizers(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, name_a: str, name_b: str) -> None:
     """ValueError unless two tokenizers give the same ids to the same tokens."""
-    ids_a = a.get_vocab()  # token → id
+    ids_a = a.get_vocab()  # token → its id
     ids_b = b.get_vocab()
     if ids_a == ids_b:
         return
-    unlike = [token for token in (*ids_a, *ids_b) if ids_a.get(token) != ids_b.get(token)]
-    example = unlike[0]
+    differing = [token for token in (*ids_a, *ids_b) if ids_a.get(token) != ids_b.get(token)]
+    example = differing[0]
     raise ValueError(
         f"{name_a} and {name_b} have different tokenizers ({len(ids_a)} and {len(ids_b)} tokens; for example "
         f"{example!r} is {ids_a.get(example)} and {ids_b.get(example)}): choose a draft made for this target"
@@ -212,6 +226,7 @@ def check_tokenizers(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, nam
 
 
 def _load(name: str, kind: torch.dtype, where, packed: bool | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load one model and its tokenizer, without transformers' messages and progress bars; OSError if that fails."""
     folder = embedded_copy() if name == EMBEDDED else name
     if not Path(folder).is_dir():
         _reach(name)
@@ -244,26 +259,34 @@ def _load(name: str, kind: torch.dtype, where, packed: bool | None) -> tuple[Pre
 
 
 def _check_complete(name: str, report: dict) -> None:
-    """OSError if a checkpoint lacks weights of the model, which would then be random; report: from_pretrained's."""
-    lacking = sorted(report.get("missing_keys", ()))
-    mismatched = [entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ())]
-    for what, names in (("lacks", lacking), ("has in another shape", sorted(mismatched))):
+    """OSError if a checkpoint does not have all of the model's weights: transformers makes the missing ones random.
+
+    report: the loading info that from_pretrained returns.
+    """
+    missing = sorted(report.get("missing_keys", ()))
+    mismatched = []
+    for entry in report.get("mismatched_keys", ()):  # names, or tuples of a name and two shapes
+        mismatched.append(entry if isinstance(entry, str) else entry[0])
+    for what, names in (("lacks", missing), ("has in another shape", sorted(mismatched))):
         if names:
             hint = ""
-            others = sorted(report.get("unexpected_keys", ()))
-            if others:
-                hint = f"; it has {others[0]}, which the model does not know"
+            unexpected = sorted(report.get("unexpected_keys", ()))
+            if unexpected:
+                hint = f"; it has {unexpected[0]}, which the model does not know"
             raise OSError(f"{name} {what} {len(names)} of the model's weights, {names[0]} for example{hint}")
 
 
 def _reach(name: str) -> None:
-    """Say that a model is fetched, unless it is in the hub's cache; OSError, before all retries, where it cannot be."""
+    """Print that a model is fetched from the hub, unless it is in the hub's cache already.
+
+    Raises OSError if the hub cannot be reached or does not have it, sooner than transformers would after its retries.
+    """
     if try_to_load_from_cache(name, "config.json"):
         return
     print(f"fetching {name} from the Hugging Face hub …", flush=True)
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=10)
-    except Exception as error:  # of several libraries
+    except Exception as error:  # any of several libraries may raise
         raise OSError(
             f"{name} is no folder here and the Hugging Face hub does not give it ({type(error).__name__}): check "
             f"the name, your access to it and the network, or load a local folder or {EMBEDDED}"
@@ -271,10 +294,11 @@ def _reach(name: str) -> None:
 
 
 def embedded_copy() -> Path:
-    """Folder with the embedded SmolLM2-135M-Instruct as a plain float32 checkpoint, made on first use.
+    """The folder with the embedded SmolLM2-135M-Instruct as a plain float32 checkpoint; it is made on first use.
 
-    The public file is Q4_1-quantised GGUF. It is de-quantised once (about 15 s) and saved with a manifest of
-    SHA-256 sums, which is checked at every load: ValueError, naming the file, if the copy was damaged.
+    The public file is a GGUF with Q4_1-quantised weights. It is de-quantised once (about 15 s) and saved with a
+    manifest of SHA-256 sums, which are checked at every load. Raises ValueError, with the file's name, if the copy is
+    damaged.
     """
     asset = files.SMOLLM2_GGUF
     folder = files.cache_dir() / "models" / f"{EMBEDDED}-{asset.sha256[:12]}"
@@ -289,29 +313,30 @@ def embedded_copy() -> Path:
 
 
 def _damaged(folder: Path) -> str | None:
-    """The first file of a model copy that is not what the manifest says it was."""
+    """The name of the first file of a model's copy that differs from the manifest; None if all are as they were."""
     try:
         sums = json.loads((folder / "manifest.json").read_text())
     except (OSError, ValueError):
         return "manifest.json"
     if not sums:
         return "manifest.json"
-    for name, right in sums.items():
-        if not (folder / name).exists() or files.sha256(folder / name) != right:
+    for name, expected in sums.items():
+        if not (folder / name).exists() or files.sha256(folder / name) != expected:
             return name
     return None
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
+    """Make the folder of ``embedded_copy`` out of the GGUF file; it gets its name when it is complete."""
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
-    quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # A GGUF-loaded model is marked as quantised and refuses to be saved: move the weights into a plain one.
-    config = quantised.config.to_dict()
+    from_gguf = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # A model loaded from GGUF is marked as quantised and refuses to be saved: its weights are moved into a plain one.
+    config = from_gguf.config.to_dict()
     config.pop("quantization_config", None)
-    plain = type(quantised)(type(quantised.config).from_dict(config))
-    plain.load_state_dict(quantised.state_dict())
-    plain.generation_config = quantised.generation_config
+    plain = type(from_gguf)(type(from_gguf.config).from_dict(config))
+    plain.load_state_dict(from_gguf.state_dict())
+    plain.generation_config = from_gguf.generation_config
     part = folder.with_name(f"part-{folder.name}-{os.getpid()}")
     try:
         plain.save_pretrained(part)

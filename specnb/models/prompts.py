@@ -1,4 +1,4 @@
-"""Prompt sets as DataFrames with the columns task, id and text (the user's turn, no chat template yet)."""
+"""Prompt sets as DataFrames with the columns task, id and text; text is the user's turn, without a chat template."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ def own() -> pd.DataFrame:
 
 
 def humaneval() -> pd.DataFrame:
-    """HumanEval's 164 function headers (Chen et al. 2021), asked for as a completion."""
+    """HumanEval's 164 function headers (Chen et al. 2021); the model is asked to complete each function."""
     with gzip.open(files.fetch(files.HUMANEVAL), "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     ids = [row["task_id"] for row in rows]
@@ -35,7 +35,7 @@ def gsm100() -> pd.DataFrame:
 
 
 def dynatree() -> pd.DataFrame:
-    """The one prompt, "paper", that stands for DynaTree's: its sweep asked for such an explanation."""
+    """A set of one prompt, "paper", in place of DynaTree's own: its sweep asked for such an explanation."""
     prompt = "Write a detailed technical explanation of how a computer's memory works, from registers to disks."
     return pd.DataFrame({"task": ["dynatree"], "id": ["paper"], "text": [prompt]})
 
@@ -49,19 +49,23 @@ def text(prompt: str) -> str:
     raise ValueError(f"no prompt set ({', '.join(SETS)}) has the prompt {prompt!r}")
 
 
-SETS = {"own": own, "dynatree": dynatree, "humaneval": humaneval, "gsm100": gsm100}  # first those that are here
+# Those that need no download come first.
+SETS = {"own": own, "dynatree": dynatree, "humaneval": humaneval, "gsm100": gsm100}
 
 
 def load(name: str) -> pd.DataFrame:
-    """A prompt set by name; ValueError naming the known ones otherwise."""
+    """A prompt set by name; for another name, ValueError with the known ones."""
     if name not in SETS:
         raise ValueError(f"unknown prompt set {name!r}: known are {', '.join(SETS)}")
     return SETS[name]()
 
 
 def chosen(name: str) -> list[str]:
-    """Ids of prompts: all of a set for "own", the first four of each task for "own:4", its fifth to tenth for
-    "own:5-10", of one domain for "translation:4", or the id itself. ValueError on anything else."""
+    """The ids of the prompts that a name on the command line stands for; ValueError on any other name.
+
+    "own" is a full set. "own:4" is the first four prompts of each of its tasks, and "own:5-10" the fifth to the tenth.
+    "translation:4" is the first four of one domain of our own set. The id of a prompt is that prompt.
+    """
     group, colon, numbers = name.partition(":")
     first, last = _first_and_last(name, numbers) if colon else (1, None)
     if group in SETS:
@@ -70,14 +74,14 @@ def chosen(name: str) -> list[str]:
         table = own()
         table = table[table["task"] == group]
     else:
-        text(name)  # ValueError if there is no such prompt
+        text(name)  # called only for its ValueError if there is no such prompt
         return [name]
     by_task = table.groupby("task", sort=False, group_keys=False)
     return by_task.nth[first - 1 : last]["id"].tolist()
 
 
 def _first_and_last(name: str, numbers: str) -> tuple[int, int]:
-    """Which prompts of a task are meant, counted from 1: "4" is (1, 4), "5-10" is (5, 10); ValueError on others."""
+    """The first and last prompt of a task, counted from 1: "4" is (1, 4), "5-10" is (5, 10); ValueError on others."""
     first, dash, last = numbers.rpartition("-")
     if not dash:
         first = "1"
@@ -89,7 +93,7 @@ def _first_and_last(name: str, numbers: str) -> tuple[int, int]:
 def domains(ids: Iterable[str]) -> list[str]:
     """The domain or set of each prompt, by its id: conversation, …, HumanEval, GSM-100.
 
-    Example: "rag-05" is of the domain rag, "HumanEval/7" of HumanEval.
+    Example: "rag-05" belongs to the domain rag, and "HumanEval/7" to HumanEval.
     """
     beginnings = [re.split("[-/]", prompt)[0] for prompt in ids]
     return ["GSM-100" if beginning == "gsm8k" else beginning for beginning in beginnings]

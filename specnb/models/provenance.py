@@ -1,4 +1,4 @@
-"""Where a recorded number comes from: device, processor, versions, command, date."""
+"""Provenance: where a recorded number comes from. Device, processor, versions, command and date are saved with it."""
 
 import platform
 import re
@@ -13,11 +13,11 @@ import torch
 
 from specnb.models import files, packing
 
-CPU = Path("/proc/cpuinfo")  # in Linux; elsewhere platform.processor() names it
+CPU = Path("/proc/cpuinfo")  # exists on Linux; elsewhere platform.processor() is asked for the name
 
 
 def command(module: str) -> str:
-    """The command line that runs now, as a reader would type it: python -m MODULE and its arguments."""
+    """The command line of this process, as a reader would type it: python -m MODULE and its arguments."""
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
@@ -25,7 +25,7 @@ def processor() -> str:
     """The CPU's name, the instructions that torch uses on it, and whether it has matrix kernels for bfloat16."""
     name = platform.processor()
     if CPU.exists():
-        listed = re.findall(r"model name\s*: (.+)", CPU.read_text())  # once for each core
+        listed = re.findall(r"model name\s*: (.+)", CPU.read_text())  # one entry per core
         name = listed[0] if listed else name
     instructions = torch.backends.cpu.get_cpu_capability()
     with_or_without = "with" if packing.possible() else "without"
@@ -33,7 +33,7 @@ def processor() -> str:
 
 
 def facts(command_line: str) -> dict[str, str]:
-    """Where a recorded number comes from: device, processor, versions, command, date."""
+    """The provenance of a number recorded now: device, processor, versions, command and date."""
     device = f"cpu, {torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
@@ -51,7 +51,7 @@ def facts(command_line: str) -> dict[str, str]:
 
 
 def write_table(out: str | Path, table: pd.DataFrame, command_line: str, **more) -> None:
-    """Write OUT.csv, and OUT.json with the provenance and more facts: both or neither."""
+    """Write OUT.csv, and OUT.json with the provenance and more facts; if one cannot be written, neither is."""
     numbers = table.to_csv(index=False, float_format="%.5g")
     origin = files.to_json({**facts(command_line), **more})
     files.write_all({f"{out}.csv": numbers, f"{out}.json": origin})

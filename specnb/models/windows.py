@@ -1,4 +1,4 @@
-"""StreamingLLM as a cache policy: attention sinks and a recent window, the rest evicted. Not lossless."""
+"""StreamingLLM as a cache policy: attention sinks and a recent window are kept, the rest is evicted. Not lossless."""
 
 from dataclasses import dataclass
 from inspect import signature
@@ -14,16 +14,15 @@ from specnb.target import device_of, evaluating
 
 @dataclass(frozen=True)
 class Window:
-    """What a cache keeps: the first start tokens (the attention sinks) and the last recent ones (Xiao et al. 2024).
+    """Which committed tokens a cache keeps: the first few (the attention sinks) and the last ones (Xiao et al. 2024).
 
-    shift: let the sinks follow the window, as StreamingLLM does: every key stands where it would if the evicted
-    tokens had never been; otherwise sinks stay where they were and grow ever more distant.
-
-    Example: Window(start=4, recent=100) of 110 committed tokens evicts the six behind the first four.
+    Example: Window(start=4, recent=100) of 110 committed tokens evicts the six after the first four.
     """
 
-    start: int = 4
-    recent: int = 1020
+    start: int = 4  # number of attention sinks
+    recent: int = 1020  # number of last tokens; with the sinks 1024
+    # True, as in StreamingLLM: the sinks follow the window, so that all kept tokens have consecutive positions.
+    # False: the sinks keep their positions, and their distance from the window grows.
     shift: bool = True
 
     def __post_init__(self):
@@ -31,16 +30,19 @@ class Window:
             raise ValueError(f"a window keeps start >= 0 and recent >= 1 tokens, got {self.start} and {self.recent}")
 
     def evictor(self, model: PreTrainedModel) -> "Evictor":
-        """What keeps a cache of this model within the window; errors as ``Evictor``."""
+        """The object that keeps a cache of this model within the window; raises what ``Evictor`` raises."""
         return Evictor(self, model)
 
 
 class Evictor:
-    """Keeps a TreeCache within its window. ``evicted`` counts the tokens dropped: positions go on counting them.
+    """Keeps a TreeCache within its window.
 
-    Rotary keys are turned from the originals each time, so rounding does not add up. ValueError for a model with
-    windows of its own (sliding, chunked, local attention); and, when sinks shift, for one whose keys do not turn as
-    Llama's, Qwen2's and GPT-NeoX's do: real keys are compared, in two forwards of one token.
+    ``evicted`` is the number of tokens dropped so far. Positions go on counting them: the next token's position is the
+    length of its text. The sinks are rotated from their original keys each time, so that rounding does not add up.
+
+    Raises ValueError for a model with windows of its own (sliding, chunked or local attention). If sinks shift, it also
+    raises ValueError for a model whose keys are not rotated as those of Llama, Qwen2 and GPT-NeoX are. To find that
+    out, real keys are compared, in two forwards of one token.
     """
 
     def __init__(self, window: Window, model: PreTrainedModel):
@@ -54,7 +56,7 @@ class Evictor:
             raise ValueError(f"the keys of {type(model).__name__} do not turn as Llama's do: use shift=False")
 
     def __call__(self, cache: TreeCache) -> None:
-        """Evict what the window does not hold; the cache must not have a tree pending."""
+        """Evict the committed tokens outside the window; the cache must not have a tree pending."""
         start = self.window.start
         surplus = cache.length - start - self.window.recent
         if surplus <= 0:
@@ -71,25 +73,26 @@ class Evictor:
 
 
 def _keys_turn(model: PreTrainedModel, rotary: torch.nn.Module | None, by: int = 7) -> bool:
-    """Whether ``turned`` makes a token's keys at position 0 those at another position, in every layer."""
+    """Whether ``turned`` takes a token's keys at position 0 to its keys at position ``by``, in every layer."""
     if rotary is None:
         return False
-    if list(signature(rotary.forward).parameters) != ["x", "position_ids"]:  # one embedding for each kind of layer
+    parameters = list(signature(rotary.forward).parameters)
+    if parameters != ["x", "position_ids"]:  # others ask for a kind of layer, too: each kind has its own rotation
         return False
     keys = _keys_at(0, model)
     eps = max(torch.finfo(keys[0].dtype).eps, torch.finfo(torch.float32).eps)  # angles are in float32 at most
     for key, expected in zip(keys, _keys_at(by, model), strict=True):
         error = (turned(key, rotary, by) - expected).norm()
-        if not error < 8 * eps * expected.norm():  # not a number is no match either
+        if not error < 8 * eps * expected.norm():  # written so that NaN is not a match
             return False
     return True
 
 
 @torch.no_grad()
 def _keys_at(position: int, model: PreTrainedModel) -> list[Tensor]:
-    """Each layer's key (1, heads, 1, head_dim) of one token at this position.
+    """Each layer's key (1, heads, 1, head_dim) for a text of one token at this position.
 
-    Alone it sees itself only, so that its keys differ with the position by their rotation and by nothing else.
+    The token sees only itself, so that nothing but the rotation of its keys depends on the position.
     """
     token = model.config.get_text_config().vocab_size // 2  # the first ones may be padding, whose keys are zero
     ids = torch.tensor([[token]], device=device_of(model))
@@ -101,13 +104,16 @@ def _keys_at(position: int, model: PreTrainedModel) -> list[Tensor]:
 
 
 def turned(keys: Tensor, rotary: torch.nn.Module, by: int) -> Tensor:
-    """(1, heads, n, head_dim) rotary keys as if their tokens stood by positions later (rotate-half convention).
+    """Rotate keys (1, heads, n, head_dim) further, as if their tokens came ``by`` positions later.
 
-    Example: with a head_dim of 2 a key is turned by one radian a position, so (1, 0) becomes (cos by, sin by).
+    Example: with a head_dim of 2 a key is rotated by one radian per position, so (1, 0) becomes (cos by, sin by).
+
+    rotary: the model's rotary embedding, with the rotate-half convention: entry i of the first half and entry i of the
+    second half are a pair.
     """
     position = torch.tensor([[by]], device=keys.device)
-    cos, sin = rotary(keys.float(), position)  # (1, 1, width) each: width, the rotary part of head_dim
-    scale = getattr(rotary, "attention_scaling", 1.0)  # is in the keys already
+    cos, sin = rotary(keys.float(), position)  # (1, 1, width) each; width is the rotary part of head_dim
+    scale = getattr(rotary, "attention_scaling", 1.0)  # the original keys contain it already
     cos = cos.to(keys.device) / scale
     sin = sin.to(keys.device) / scale
     width = cos.shape[-1]
