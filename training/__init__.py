@@ -1,17 +1,17 @@
-"""Training of draft heads: the target's own text, its features, losses, the loop, and the report on held-out text.
+"""Training of draft heads, small networks that draft tokens for a large target model.
 
 ``python -m training`` is the command. The modules, in the order of the work:
 
-writing     lets the target write dialogues by itself
-openings    the first words of guided questions
-corpus      keeps dialogues in shards
-features    what the target says about them, computed once for all heads
-branches    what it says off its own path: small trees, for TALF
+writing     the target writes dialogues by itself
+openings    first words of questions on given subjects
+corpus      dialogues on the disk, in shards
+features    the target's states and laws (distributions over the vocabulary) on this text, computed once for all heads
+branches    its laws away from the text: small trees, for TALF
 recipes     how each head is trained, by name
-starts      where its weights begin
-losses      what it is trained on
+starts      the weights that training begins with
+losses      what a head is trained on
 loop        the training loop
-evaluation  how good it is on held-out text
-runs        from names to files
-hints       what errors advise, and what an interrupted command says
+evaluation  how good a head is on held-out text
+runs        from names to files: features, heads with their cards, reports
+hints       texts for users: advice in errors, what an interrupted command keeps
 """

@@ -1,11 +1,13 @@
-"""Train draft heads for a target, from text it writes itself: the embedded one, in data/, or any that load_pair takes.
+"""Train draft heads for a target, on text that the target writes itself.
 
-python -m training corpus             the target writes dialogues; resumes (--guided: on given subjects)
-python -m training held-out           its greedy answers to the prompts drafts are measured on
-python -m training train NAME …       train heads; resumes; writes data/drafts/NAME.*
-python -m training report             agreement, τ and calibration of trained heads on the held-out text
+python -m training corpus             let the target write dialogues (--guided: on given subjects)
+python -m training held-out           write its greedy answers to the prompts that heads are measured on
+python -m training train NAME …       train heads; writes data/drafts/NAME.*
+python -m training report             measure trained heads on the held-out text: agreement, τ and calibration
 
-With --pair MODEL, a name on the hub or a folder, all of it lies in ./drafts_of_MODEL instead of data/.
+A draft head is a small network that drafts tokens for a large model, the target. The first three commands go on where
+they were interrupted. The target is the embedded model, whose files are in data/. With --pair MODEL, a name on the hub
+or a folder, it is another model, and all its files are in ./drafts_of_MODEL.
 """
 
 import sys
@@ -20,6 +22,7 @@ COMMANDS = ("corpus", "held-out", "train", "report")
 
 
 def main() -> None:
+    """Run the command line; errors that a user can mend are printed without a traceback."""
     parser = _parser()
     options = parser.parse_args()
     try:
@@ -33,43 +36,55 @@ def main() -> None:
 
 
 def _parser() -> ArgumentParser:
-    """The command line: four commands, all of which take --dtype and --pair."""
+    """The parser of the four commands, all of which take --dtype and --pair."""
     parser = ArgumentParser("python -m training", description=__doc__, formatter_class=RawFormatter)
     target = ArgumentParser(add_help=False)
-    target.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="try what is faster here")
-    target.add_argument("--pair", default=models.EMBEDDED, metavar="MODEL", help="another target: hub name or folder")
+    target.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="of the target's weights; which is faster depends on the machine",
+    )
+    target.add_argument(
+        "--pair", default=models.EMBEDDED, metavar="MODEL", help="another target: its name on the hub, or its folder"
+    )
     commands = parser.add_subparsers(dest="what", required=True)
 
     corpus = commands.add_parser("corpus", parents=[target], help="let the target write dialogues; resumes")
-    corpus.add_argument("--tokens", type=int, default=1_500_000, help="answer tokens in all")
-    corpus.add_argument("--rows", type=int, default=192, help="dialogues written side by side")
-    corpus.add_argument("--seed", type=int, default=0)
-    corpus.add_argument("--guided", action="store_true", help="questions about code, sums and texts: given first words")
+    corpus.add_argument(
+        "--tokens", type=int, default=1_500_000, help="answer tokens in all, those of earlier runs included"
+    )
+    corpus.add_argument("--rows", type=int, default=192, help="dialogues written at the same time")
+    corpus.add_argument("--seed", type=int, default=0, help="of the sampling")
+    corpus.add_argument("--guided", action="store_true", help="give the first words of questions: code, sums, texts")
 
     held_out = commands.add_parser("held-out", parents=[target], help="greedy answers to the held-out prompts; resumes")
     held_out.add_argument("--prompts", nargs="+", default=(), help="only these, for example own:6 humaneval:8")
 
     train_heads = commands.add_parser("train", parents=[target], help="train heads; resumes")
-    train_heads.add_argument("names", nargs="+", metavar="NAME", help="heads by name: training/recipes.py")
+    train_heads.add_argument("names", nargs="+", metavar="NAME", help="names of heads, see training/recipes.py")
     train_heads.add_argument("--out", type=Path, help="folder for weights, card and learning curve")
-    train_heads.add_argument("--vocabulary", type=int, default=8192, help="tokens that can be drafted: the commonest")
+    train_heads.add_argument(
+        "--vocabulary", type=int, default=8192, help="how many tokens can be drafted: the commonest"
+    )
 
     report = commands.add_parser("report", parents=[target], help="measure trained heads on the held-out text")
-    report.add_argument("--heads", type=Path, help="their folder")
+    report.add_argument("--heads", type=Path, help="folder of the heads")
     report.add_argument("--out", type=Path, help="folder for the tables heads_*.csv")
     return parser
 
 
 def run(options: Namespace) -> None:
-    """What the command line asks for."""
-    import torch  # now: torch and transformers take seconds
+    """Run the command that was asked for. A mistyped name raises ValueError before anything is loaded."""
+    import torch  # here and not above: torch and transformers take seconds to import, and --help needs neither
 
     from specnb.heads.modules import final_norm
     from specnb.models import provenance
     from training import evaluation, recipes, runs
 
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans again for every length, at many times a step's cost
-    # What is mistyped is refused by a ValueError, before anything is loaded.
+    # cuDNN's attention plans anew for every length of text, which takes many times longer than a step.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # Both are called for their ValueError on a mistyped name.
     for name in getattr(options, "names", ()):
         recipes.named(name)
     if getattr(options, "prompts", ()):
@@ -78,7 +93,7 @@ def run(options: Namespace) -> None:
     command = provenance.command("training")
     pair = models.load_pair(options.pair, dtype=options.dtype)
     if options.what in ("corpus", "train"):
-        final_norm(pair.target)  # ValueError on a target that no head can be trained for, before hours are spent
+        final_norm(pair.target)  # called for its ValueError on a target without one, before hours of work are spent
     home = _home(pair)
     text = home / "corpus/held_out.npz"
     if options.what == "corpus":
@@ -94,7 +109,7 @@ def run(options: Namespace) -> None:
 
 
 def _home(pair: "models.Pair") -> Path:
-    """Where all files of a target lie: the embedded one's in data/, another's in a folder of its name."""
+    """The folder with all files of a target: data/ for the embedded one, else drafts_of_NAME."""
     if pair.name == models.EMBEDDED:
         return files.DATA
     name = Path(pair.name).resolve().name
@@ -102,26 +117,31 @@ def _home(pair: "models.Pair") -> Path:
 
 
 def write_corpus(options: Namespace, pair: "models.Pair", home: Path, command: str) -> None:
-    """Let the target write dialogues, free ones or on given subjects."""
+    """Let the target write dialogues, on subjects of its own or on given ones."""
     from training import corpus, openings, writing
 
-    if pair.target.config._attn_implementation == "sdpa":  # others add terms to scores that ours does not know
+    # Any other implementation may add terms to the scores, which specnb_grouped would leave out.
+    if pair.target.config._attn_implementation == "sdpa":
         pair.target.set_attn_implementation("specnb_grouped")
     folder = home / "corpus"
-    begun = ()
-    longer = {}
+    first_words = ()
+    changed_settings = {}
     if options.guided:
         folder = home / "corpus/guided"
-        begun = openings.openings()
-        longer = {"question_temperature": 0.8, "longest_question": 160}
-    settings = writing.Settings(rows=options.rows, **longer)
+        first_words = openings.openings()
+        # A question that begins with code or a text is longer than a free one.
+        changed_settings = {"question_temperature": 0.8, "longest_question": 160}
+    settings = writing.Settings(rows=options.rows, **changed_settings)
     corpus.write(
-        pair, options.tokens, command=command, folder=folder, settings=settings, seed=options.seed, openings=begun
+        pair, options.tokens, command=command, folder=folder, settings=settings, seed=options.seed, openings=first_words
     )
 
 
 def train(options: Namespace, pair: "models.Pair", home: Path, command: str) -> None:
-    """Train heads by name on all text of the target, each with the states that the others need, too."""
+    """Train heads by name, on all text of the target.
+
+    The target runs once over the text of several heads: each head's turn computes the states that the others need, too.
+    """
     from training import corpus, recipes, runs
 
     folders = [home / "corpus"]
@@ -131,12 +151,12 @@ def train(options: Namespace, pair: "models.Pair", home: Path, command: str) -> 
     dialogues = corpus.load(*folders, pair=pair.name)
     ids = runs.vocabulary(folders, options.vocabulary, pair.name)
     out = options.out or home / "drafts"
-    wanted = {name: recipes.named(name) for name in options.names}
-    for name, recipe in wanted.items():
-        layers = set()  # of all heads that read the same text, so that one pass of the target does for them
-        for other in wanted.values():
-            if other.tokens == recipe.tokens:
-                layers |= other.layers(pair.target)
+    recipe_of = {name: recipes.named(name) for name in options.names}
+    for name, recipe in recipe_of.items():
+        layers = set()  # states that any of the heads on the same text needs
+        for other_recipe in recipe_of.values():
+            if other_recipe.tokens == recipe.tokens:
+                layers |= other_recipe.layers(pair.target)
         runs.train(pair, name, command, dialogues=dialogues, ids=ids, out=out, layers=layers)
 
 

@@ -1,14 +1,28 @@
-"""What the target says off its own path: small trees hung at chosen places of a text, scored in two passes."""
+"""TALF's training trees: what the target predicts after its own likely tokens, away from the text.
+
+A head that is trained on a text alone sees only tokens that the target wrote. While drafting it also has to go on from
+tokens that the target finds likely but did not write. So TALF (SALF & TALF paper, Algorithm 1) trains on trees.
+At chosen tokens of the text, the roots, the target builds a tree of two levels:
+
+first level    the k tokens that the target finds likeliest after the root
+second level   of all tokens that could follow the first level's nodes, the k with the highest joint probability
+
+For each node the head needs the target's law, its probability distribution p over the V_d tokens of the draft
+vocabulary. Only the *soft row* of p is kept, Σ_x p(x) w_x: the mean of the output rows w_x (the rows of the target's
+output matrix W), weighted by p. The loss needs no more. With a head's logits W h, its cross-entropy with p is
+log Σ_x exp(w_x · h) − (Σ_x p(x) w_x) · h, because the logits are linear in the rows. So a node takes ``width`` numbers
+on the disk, not V_d.
+"""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from specnb import masks
 from specnb.cache import ARGUMENT
@@ -18,104 +32,123 @@ from specnb.tree import TokenTree
 from training import hints
 from training.features import CHUNK, Branches, Features, Pieces, cached
 
-NAMES = ("tokens", "parents", "soft")
-
-# The first level's states (m, k, width) → the second level's tokens (m, k) and their parents (m, k) in the first.
-Second = Callable[[Tensor], tuple[Tensor, Tensor]]
+ARRAYS = ("tokens", "parents", "soft")  # what the cache keeps of a chunk's trees, see ``features.Branches``
 
 
-@torch.no_grad()
-def score(
-    model: PreTrainedModel, text: Tensor, roots: Tensor, first: Tensor, second: Second | None = None
-) -> list[Tensor]:
-    """The target's last states after nodes below roots (m,) of a text (n,), one (m, k, width) tensor per level.
+class GrowingTree:
+    """A text and trees below its tokens, as one token tree, which the target scores level by level.
 
-    first: (m, k) token ids, k nodes below each root; second: chooses the next level from the states of the first, or
-    None. Text and trees are one token tree: the text is a chain of n nodes, and nodes n + i · k to n + i · k + k − 1
-    hang on the chain's node roots[i]. The second level's pass reads the cache that the first one leaves.
+    The text is a chain: node i is its token i. Each call of ``add`` appends nodes and runs the target on them. A cache
+    contains the keys and values of the earlier nodes, so that none is computed twice.
     """
-    m, k = first.shape
-    cache = DynamicCache()
-    tree = TokenTree.chain(text)
-    tree = tree.grow(first.flatten(), roots.repeat_interleave(k))
-    states = _last_states(model, tree, 0, cache)
-    below = states[-m * k :]
-    levels = [below.unflatten(0, (m, k))]
-    if second is not None:
-        tokens, parents = second(levels[0])
-        first_siblings = len(text) + torch.arange(0, m * k, k)  # (m,): the first node below each root
-        parent_nodes = first_siblings[:, None] + parents
-        scored = len(tree)
-        tree = tree.grow(tokens.flatten(), parent_nodes.flatten())
-        states = _last_states(model, tree, scored, cache)
-        levels.append(states.unflatten(0, (m, k)))
-    return levels
+
+    def __init__(self, model: PreTrainedModel, text: Tensor):
+        """text: (n,) token ids."""
+        self.model = model
+        self.tree = TokenTree.chain(text)
+        self.cache = DynamicCache()
+        self.scored = 0  # number of nodes whose keys and values are in the cache
+
+    def __len__(self) -> int:
+        """The number of nodes, which is the index of the next node."""
+        return len(self.tree)
+
+    @torch.no_grad()
+    def add(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Append nodes and return the target's last states after them, (m, k, width).
+
+        tokens: (m, k) token ids; parents: (m, k) the node below which each is appended.
+
+        Example: a text of 5 tokens is the nodes 0 to 4. Appending the tokens ((a, b)) to the parents ((2, 2)) makes
+        the nodes 5 and 6. They are two guesses at the token after the text's third.
+        """
+        self.tree = self.tree.grow(tokens.flatten(), parents.flatten())
+        states = self._score_new_nodes()
+        added = states[-tokens.numel() :]  # at the first call the text is scored, too
+        return added.unflatten(0, tokens.shape)
+
+    def _score_new_nodes(self) -> Tensor:
+        """Run the target on the nodes that are not in the cache yet; their last states (nodes, width)."""
+        tree = self.tree
+        device = self.model.device
+        ids = tree.tokens[None, self.scored :].to(device)
+        positions = tree.depth[None, self.scored :].to(device)
+        visible = tree.ancestors[self.scored :].to(device)
+        mask = masks.additive(visible, self.model.dtype)
+        mask = masks.by_layer(mask, self.model, tree.depth[self.scored :], tree.depth)
+        caching = {"use_cache": True, ARGUMENT: self.cache}
+        out = self.model.base_model(ids, position_ids=positions, attention_mask=mask, **caching)
+        self.scored = len(tree)
+        return out.last_hidden_state[0]
 
 
-def _last_states(model: PreTrainedModel, tree: TokenTree, begin: int, cache: Cache) -> Tensor:
-    """(nodes, width) states of the tree's nodes from ``begin`` on; the nodes before them stand in the cache."""
-    device = model.device
-    ids = tree.tokens[None, begin:].to(device)
-    positions = tree.depth[None, begin:].to(device)
-    visible = tree.ancestors[begin:].to(device)
-    mask = masks.additive(visible, model.dtype)
-    mask = masks.by_layer(mask, model, tree.depth[begin:], tree.depth)
-    kept = {"use_cache": True, ARGUMENT: cache}
-    out = model.base_model(ids, position_ids=positions, attention_mask=mask, **kept)
-    return out.last_hidden_state[0]
+def score(model: PreTrainedModel, text: Tensor, roots: Tensor, tokens: Tensor) -> Tensor:
+    """The target's last states (m, k, width) after k tokens below each of m roots of a text (n,).
+
+    roots: (m,) indices into the text; tokens: (m, k) token ids.
+    """
+    parents = roots[:, None].expand_as(tokens)
+    return GrowingTree(model, text).add(tokens, parents)
 
 
 def choose_roots(data: Features, dialogues: Sequence[int], m: int, seed: int) -> tuple[list[int], Tensor]:
-    """m rows of what counts as answer in each dialogue that has as many, drawn without replacement.
+    """Draw m roots in each dialogue, without replacement; dialogues whose answer is too short are left out.
 
-    A root's row is counted from its dialogue's start, and its next token belongs to the answer. Example: a dialogue
-    of 10 tokens whose answer begins at token 6 has the rows 5, 6, 7 and 8 to draw from. Returns the kept dialogues
-    and (B, m) rows. ValueError if no dialogue is long enough.
+    A root is counted from the start of its dialogue, and the token after it belongs to the answer. Example: in a
+    dialogue of 10 tokens whose answer begins at token 6, the roots are drawn from the tokens 5, 6, 7 and 8.
+
+    Returns the indices of the B remaining dialogues and their roots (B, m), rising in each dialogue. Raises ValueError
+    if no dialogue remains.
     """
     rng = np.random.default_rng(seed)
-    kept = []
-    roots = []
+    kept_dialogues = []
+    kept_roots = []
     for i in dialogues:
         span = data.span(i)
-        first = int(data.answer[i]) - 1 - span.start
-        last = span.stop - 1 - span.start  # not among them: no token follows it
-        rows = np.arange(first, last)
-        if len(rows) >= m:
-            drawn = rng.choice(rows, m, replace=False)
-            kept.append(i)
-            roots.append(np.sort(drawn))
-    if not kept:
+        before_answer = int(data.answer[i]) - 1 - span.start  # the last token of the prompt
+        last = span.stop - 1 - span.start  # the dialogue's last token, which is not a root: no token follows it
+        candidates = np.arange(before_answer, last)
+        if len(candidates) >= m:
+            roots = rng.choice(candidates, m, replace=False)
+            kept_dialogues.append(i)
+            kept_roots.append(np.sort(roots))
+    if not kept_dialogues:
         raise ValueError(f"none of {len(dialogues)} dialogues has an answer of {m} tokens to hang trees on")
-    return kept, torch.from_numpy(np.array(roots))
+    return kept_dialogues, torch.from_numpy(np.array(kept_roots))
 
 
 def compute(
     model: PreTrainedModel, frozen: Frozen, data: Features, dialogues: Sequence[int], *, k: int, m: int, seed: int = 0
 ) -> Branches:
-    """TALF's trees (Algorithm 1, lines 1 to 5), built by the target with beam search of width k and depth 3.
+    """Build the trees of TALF's Algorithm 1 (lines 1 to 5) at m roots of each dialogue.
 
-    At each root the target's k likeliest tokens, then the k likeliest of all their successors by joint probability;
-    with the root, 1 + 2k laws to learn from. Kept in the cache in runs of CHUNK dialogues, like features, 8 · m · k ·
-    width bytes a dialogue. k = 0: roots alone.
+    This is a beam search by the target, k tokens wide. A head learns from 1 + 2k laws for each root: the law at the
+    root, and those after the k nodes of both levels. With k = 0 only the roots are drawn.
+
+    The trees are kept in the cache, CHUNK dialogues to a file. Their soft rows are most of it: 2 levels of m · k
+    nodes with ``width`` float32 numbers of 4 bytes, so 8 · m · k · width bytes per dialogue.
     """
-    kept, roots = choose_roots(data, dialogues, m, seed)
+    kept_dialogues, roots = choose_roots(data, dialogues, m, seed)
     if k == 0:
-        return _roots_alone(kept, roots, width=frozen.rows.shape[1])
+        return _roots_alone(kept_dialogues, roots, width=frozen.rows.shape[1])
 
     dtype = str(frozen.rows.dtype)
     target = [fingerprint(model), dtype, frozen.ids.tolist()]
     chunks = []
-    begins = range(0, len(kept), CHUNK)
+    begins = range(0, len(kept_dialogues), CHUNK)
     with hints.interruptible(lambda: f"trees of {len(chunks)} of {len(begins)} chunks kept in {files.cache_dir()}"):
         for begin in tqdm(begins, unit="chunk", desc=f"trees, k={k}", disable=files.QUIET):
             part = slice(begin, begin + CHUNK)
-            chosen = list(zip(kept[part], roots[part], strict=True))
-            texts = [(data.tokens[data.span(i)].tolist(), rows.tolist()) for i, rows in chosen]
+            rooted = list(zip(kept_dialogues[part], roots[part], strict=True))
+            texts = []
+            for i, dialogue_roots in rooted:
+                text = data.tokens[data.span(i)]
+                texts.append((text.tolist(), dialogue_roots.tolist()))
             key = json.dumps([*target, k, texts])
-            grow = partial(_trees, model, frozen, data, chosen, k)
-            chunks.append(cached(key, NAMES, grow))
+            make = partial(_chunk_of_trees, model, frozen, data, rooted, k)
+            chunks.append(cached(key, ARRAYS, make))
     return Branches(
-        dialogues=torch.tensor(kept),
+        dialogues=torch.tensor(kept_dialogues),
         roots=roots,
         tokens=torch.cat([chunk["tokens"] for chunk in chunks]),
         parents=torch.cat([chunk["parents"] for chunk in chunks]),
@@ -123,11 +156,11 @@ def compute(
     )
 
 
-def _roots_alone(kept: Sequence[int], roots: Tensor, width: int) -> Branches:
-    """Trees without a node below their roots (B, m)."""
+def _roots_alone(dialogues: Sequence[int], roots: Tensor, width: int) -> Branches:
+    """Roots (B, m) of dialogues without any node below them."""
     count, m = roots.shape
     return Branches(
-        dialogues=torch.tensor(kept),
+        dialogues=torch.tensor(dialogues),
         roots=roots,
         tokens=torch.zeros(count, 2, m, 0, dtype=torch.int64),
         parents=torch.zeros(count, m, 0, dtype=torch.int64),
@@ -135,58 +168,71 @@ def _roots_alone(kept: Sequence[int], roots: Tensor, width: int) -> Branches:
     )
 
 
-def _trees(
+def _chunk_of_trees(
     model: PreTrainedModel,
     frozen: Frozen,
     data: Features,
-    chosen: Sequence[tuple[int, Tensor]],
+    rooted: Sequence[tuple[int, Tensor]],
     k: int,
-    names: Sequence[str],
+    _missing: Sequence[str],
 ) -> dict[str, Tensor]:
-    """The trees of dialogues at their chosen roots (m,), stacked by name, whatever names are asked for."""
-    trees = [_tree(model, frozen, data, i, roots, k) for i, roots in chosen]
+    """The trees of a chunk of dialogues, each array stacked over the dialogues.
+
+    rooted: (dialogue, its roots (m,)). ``cached`` also says which arrays are missing. All are computed together, so
+    that does not matter here.
+    """
+    trees = [_tree(model, frozen, data, i, roots, k) for i, roots in rooted]
     stacked = {}
-    for name in NAMES:
+    for name in ARRAYS:
         stacked[name] = torch.stack([tree[name] for tree in trees])
     return stacked
 
 
 def _tree(model: PreTrainedModel, frozen: Frozen, data: Features, i: int, roots: Tensor, k: int) -> dict[str, Tensor]:
-    """The trees at the roots (m,) of one dialogue: tokens (2, m, k), parents (m, k), soft rows (2, m, k, width)."""
+    """The trees at the roots (m,) of dialogue i: tokens (2, m, k), parents (m, k) and soft rows (2, m, k, width)."""
+    ids = frozen.ids.cpu()  # (V_d,): the token id of each column of the draft vocabulary
     span = data.span(i)
-    ids = frozen.ids.cpu()
-    rows = span.start + roots
-    columns = data.best[rows, :k].long()  # (m, k) of the reduced vocabulary
-    p = data.best_p[rows, :k].float()  # (m, k)
-    first = ids[columns]
-    second = {}
+    root_rows = span.start + roots  # (m,): where the roots are in the arrays of all dialogues
+    first_columns = data.best[root_rows, :k].long()  # (m, k): the k likeliest after each root
+    p = data.best_p[root_rows, :k].float()  # (m, k)
+    first_tokens = ids[first_columns]
 
-    def law(states: Tensor) -> Tensor:
-        return (states @ frozen.rows.T).float().softmax(-1)
+    tree = GrowingTree(model, data.tokens[span])
+    first_nodes = len(tree) + torch.arange(first_tokens.numel()).view_as(first_tokens)  # (m, k): their indices
+    first_states = tree.add(first_tokens, roots[:, None].expand_as(first_tokens))
 
-    def grow_second(states: Tensor) -> tuple[Tensor, Tensor]:
-        p_next, columns_next = law(states).topk(k)  # (m, k, k)
-        chosen, parents = _likeliest_pairs(p, p_next.cpu(), columns_next.cpu())
-        second["tokens"] = ids[chosen]
-        second["parents"] = parents
-        return second["tokens"], second["parents"]
+    p_next, columns_next = _law(frozen, first_states).topk(k)  # (m, k, k): the k likeliest after each first node
+    second_columns, parents = _likeliest_pairs(p, p_next.cpu(), columns_next.cpu())
+    second_tokens = ids[second_columns]
+    second_states = tree.add(second_tokens, first_nodes.gather(1, parents))
 
-    levels = score(model, data.tokens[span], roots, first, grow_second)
-    tokens = torch.stack([first, second["tokens"]])
-    soft = law(torch.stack(levels)) @ frozen.rows.float()
-    return {"tokens": tokens, "parents": second["parents"], "soft": soft.cpu()}
+    states = torch.stack([first_states, second_states])  # (2, m, k, width)
+    soft = _law(frozen, states) @ frozen.rows.float()
+    return {"tokens": torch.stack([first_tokens, second_tokens]), "parents": parents, "soft": soft.cpu()}
+
+
+def _law(frozen: Frozen, states: Tensor) -> Tensor:
+    """The target's law over the draft vocabulary, (…, V_d) float32, from its last states (…, width)."""
+    logits = states @ frozen.rows.T
+    return logits.float().softmax(-1)
 
 
 def _likeliest_pairs(p: Tensor, p_next: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The k likeliest of the k² pairs of a token and its successor: the successors' columns and the parents, (m, k).
+    """Of the k² pairs (first token, token after it) below each root, the k with the highest joint probability.
 
-    p: (m, k) of the first tokens; p_next, columns: (m, k, k), each one's k likeliest successors. Example: k = 2, the
-    first tokens have p = (.6, .4), and their successors p_next = ((.5, .4), (.9, .1)). The joint probabilities are
-    (.30, .24), (.36, .04), so that the second token's first successor comes first, then the first token's: the parents
-    are (1, 0).
+    Example: k = 2. The first tokens are A with probability .6 and B with .4. After A come C with .5 and D with .4,
+    after B come E with .9 and F with .1. The joint probabilities are AC .30, AD .24, BE .36 and BF .04. The two
+    highest are BE and AC, so the result is the tokens (E, C) and their parents (1, 0): E follows B, number 1, and C
+    follows A, number 0.
+
+    p: (m, k) probabilities of the first tokens.
+    p_next: (m, k, k) probabilities of the k likeliest tokens after each first token.
+    columns: (m, k, k) which tokens these are.
+    Returns, both (m, k), the columns of the second tokens and the numbers of the first tokens that they follow.
     """
     k = p.shape[-1]
     joint = p[..., None] * p_next  # (m, k, k)
-    chosen = joint.flatten(-2).topk(k).indices  # (m, k), counted through the k²
-    parents = chosen // k
-    return columns.flatten(-2).gather(-1, chosen), parents
+    pairs = joint.flatten(-2).topk(k).indices  # (m, k): pair number parent · k + successor
+    parents = pairs // k
+    second_columns = columns.flatten(-2).gather(-1, pairs)
+    return second_columns, parents

@@ -1,4 +1,8 @@
-"""The corpus on disk: shards of dialogues as uint16 tokens, with a manifest; written shard by shard, resumable."""
+"""The corpus on disk: dialogues that the target wrote, in shards, with a manifest that lists them.
+
+A dialogue is a question and its answer. A shard is a file of about SHARD answer tokens. Shards are written one by one,
+so that a killed run resumes after the last complete one.
+"""
 
 import hashlib
 import json
@@ -19,16 +23,20 @@ from specnb.models import files, prompts, provenance
 from training import hints, writing
 
 FOLDER = files.DATA / "corpus"
-GUIDED = FOLDER / "guided"  # questions with given first words
-SHARD = 50_000  # answer tokens in a shard: what a killed run loses at most
-WINDOW = 8  # words in a row shared with a held-out prompt throw a question away
+GUIDED = FOLDER / "guided"  # the corpus whose questions have given first words, see ``openings``
+SHARD = 50_000  # answer tokens per shard: a killed run loses no more than about this many
+WINDOW = 8  # a question is thrown away if it shares this many consecutive words with a held-out prompt
 
 
 def save(path: Path, dialogues: Sequence[writing.Dialogue]) -> None:
-    """Write dialogues in one move, as one run of tokens: question, answer, question, answer, …
+    """Write n dialogues to a file, which appears only when it is complete.
 
-    tokens: (sum of lengths,) uint16, or uint32 of larger vocabularies; questions, answers: (n,) uint16 lengths;
-    greedy: (n,) bool.
+    Its arrays are, with all lengths in tokens:
+
+    tokens      question, answer, question, answer, … in one array; uint16, or uint32 for larger vocabularies
+    questions   (n,) lengths of the questions, uint16
+    answers     (n,) lengths of the answers, uint16
+    greedy      (n,) bool: whether the answer was decoded greedily
     """
     tokens = []
     for dialogue in dialogues:
@@ -44,13 +52,13 @@ def save(path: Path, dialogues: Sequence[writing.Dialogue]) -> None:
 
 
 def _unsigned(values: Sequence[int]) -> np.ndarray:
-    """Numbers from 0 as uint16, or as uint32 if one of them does not fit."""
+    """Numbers ≥ 0 as an array of uint16, or of uint32 if one of them does not fit."""
     fits = max(values) < 2**16
     return np.array(values, np.uint16 if fits else np.uint32)
 
 
 def read(path: Path) -> list[writing.Dialogue]:
-    """Dialogues that ``save`` has written."""
+    """The dialogues in a file that ``save`` has written."""
     with np.load(path) as arrays:
         tokens = tuple(arrays["tokens"].tolist())
         questions = arrays["questions"].tolist()
@@ -67,19 +75,19 @@ def read(path: Path) -> list[writing.Dialogue]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in small letters, without what stands between them."""
+    """The words of a text in lower case, without spaces and punctuation."""
     return re.findall(r"\w+", text.lower())
 
 
 def windows(text: str) -> set[tuple[str, ...]]:
-    """All runs of WINDOW words of a text; the whole text, if it is shorter."""
+    """All runs of WINDOW consecutive words of a text; of a shorter text, all its words as one run."""
     in_order = words(text)
     count = max(1, len(in_order) - WINDOW + 1)
     return {tuple(in_order[i : i + WINDOW]) for i in range(count)}
 
 
 def held_out() -> set[tuple[str, ...]]:
-    """The word windows of every prompt that drafts are measured on: they never enter training."""
+    """The word windows of every prompt that heads are measured on. They never enter training."""
     forbidden = set()
     for name in prompts.SETS:
         for text in prompts.load(name)["text"]:
@@ -88,20 +96,22 @@ def held_out() -> set[tuple[str, ...]]:
 
 
 def load(*folders: Path, shards: int | None = None, pair: str = models.EMBEDDED) -> list[writing.Dialogue]:
-    """The dialogues of corpora (of the first shards of each), in order, a shard of each in turn.
+    """The dialogues of one or more corpora: the first shard of each, then the second of each, and so on.
 
-    ValueError if a shard is missing or damaged; pair: the target that its advice is for.
+    shards: how many shards of each corpus to load; None: all.
+    pair: the name of the target whose commands the errors advise.
+    Raises ValueError if a shard is missing or damaged.
     """
     corpora = [_shards(folder, shards, pair) for folder in folders]
     dialogues = []
-    for turn in zip_longest(*corpora, fillvalue=()):  # the next shard of each corpus, as long as it has one
+    for turn in zip_longest(*corpora, fillvalue=()):  # (): a corpus that has no more shards
         for shard in turn:
             dialogues += shard
     return dialogues
 
 
 def _shards(folder: Path, count: int | None, pair: str) -> Iterator[list[writing.Dialogue]]:
-    """The dialogues of a corpus's first shards, shard by shard; None: of all."""
+    """The dialogues of a corpus's first ``count`` shards, shard by shard; None: of all shards."""
     entries = read_manifest(folder, pair)["shards"]
     for entry in entries[:count]:
         path = folder / entry["file"]
@@ -114,7 +124,7 @@ def _shards(folder: Path, count: int | None, pair: str) -> Iterator[list[writing
 
 
 def read_manifest(folder: Path = FOLDER, pair: str = models.EMBEDDED) -> dict:
-    """What a corpus's manifest says; ValueError if there is none, or it is damaged. pair: see ``load``."""
+    """A corpus's manifest; ValueError if there is none or it is damaged. pair: as in ``load``."""
     path = files.in_checkout(folder / "manifest.json")
     if not path.exists():
         options = ["--guided"] if folder.name == GUIDED.name else []
@@ -136,18 +146,22 @@ def write(
     seed: int = 0,
     openings: Sequence[str] = (),
 ) -> dict:
-    """Let the target write dialogues until the corpus holds so many answer tokens; returns the manifest.
+    """Let the target write dialogues until the corpus has this many answer tokens; returns the manifest.
 
+    command: the command line that the manifest records.
+    settings: how dialogues are sampled. The manifest records them shard by shard, so later shards may have others.
     openings: first words of questions, see ``writing.dialogues``.
 
-    Each shard and then the manifest is written in one move; a killed run goes on from the last whole shard with a
-    new stream of the same seed. Questions already asked, or that share WINDOW words in a row with a held-out
-    prompt, are thrown away. Each shard keeps its own settings in the manifest, so that later shards may have others.
+    Each shard, and then the manifest, appears only when it is complete. A killed run goes on after the last complete
+    shard, with a new stream of random numbers from the same seed. Questions that were asked before are thrown away,
+    and so are questions that share WINDOW consecutive words with a held-out prompt.
+
     Raises ValueError if the folder's corpus was written by another model, or with another seed or other openings.
     """
-    manifest = _begun(pair, folder, seed, openings)
+    manifest = _open_manifest(pair, folder, seed, openings)
     progress = _Progress()
-    wanted = _wanted(pair, folder if manifest["shards"] else None, progress.thrown)
+    earlier_questions = folder if manifest["shards"] else None
+    wanted = _make_filter(pair, earlier_questions, progress.thrown)
     number = _next_number(folder)
     stream = writing.dialogues(
         pair.target,
@@ -161,8 +175,8 @@ def write(
     written = _answer_tokens(manifest)
 
     def kept() -> str:
-        whole = _answer_tokens(read_manifest(folder)) if (folder / "manifest.json").exists() else 0
-        return f"{whole:,} of {target_answer_tokens:,} answer tokens written in {folder}"
+        in_shards = _answer_tokens(read_manifest(folder)) if (folder / "manifest.json").exists() else 0
+        return f"{in_shards:,} of {target_answer_tokens:,} answer tokens written in {folder}"
 
     bar = tqdm(total=target_answer_tokens, initial=written, unit="token", unit_scale=True, disable=files.QUIET)
     with hints.interruptible(kept), bar:
@@ -178,29 +192,29 @@ def write(
 
 
 def _next_number(folder: Path) -> int:
-    """The number behind the last shard that lies in the folder, whether or not the manifest knows it; else 0."""
+    """The number after the last shard in the folder, in the manifest or not; 0 if there is no shard."""
     numbers = [int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.npz")]
     return max(numbers, default=-1) + 1
 
 
 def _seed_of_run(seed: int, number: int) -> int:
-    """The seed of a run that begins with shard ``number``: runs of one corpus draw from different streams."""
+    """The seed of a run that begins with shard ``number``, so that each run draws other random numbers."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
 def _tokenized(pair: models.Pair, openings: Sequence[str], settings: writing.Settings) -> list[tuple[int, ...]]:
-    """The openings' token ids, without those that leave no room in the longest question."""
+    """The token ids of openings. Left out are those that would fill the longest question completely."""
     tokenized = [tuple(pair.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in openings]
     return [opening for opening in tokenized if len(opening) < settings.longest_question]
 
 
 def _answer_tokens(manifest: dict) -> int:
-    """How many answer tokens a corpus holds."""
+    """The number of answer tokens in a corpus."""
     return sum(entry["answer_tokens"] for entry in manifest["shards"])
 
 
-def _begun(pair: models.Pair, folder: Path, seed: int, openings: Sequence[str]) -> dict:
-    """The manifest of a folder's corpus, or a new one; ValueError if it was written on other terms than these."""
+def _open_manifest(pair: models.Pair, folder: Path, seed: int, openings: Sequence[str]) -> dict:
+    """The manifest of the corpus in a folder, or a new one; ValueError if the corpus was written on other terms."""
     if pair.name == models.EMBEDDED:
         weights = files.SMOLLM2_GGUF.sha256
     else:
@@ -218,10 +232,13 @@ def _begun(pair: models.Pair, folder: Path, seed: int, openings: Sequence[str]) 
     return manifest
 
 
-def _wanted(pair: models.Pair, folder: Path | None, thrown: Callable[[str], None]) -> Callable[[tuple[int, ...]], bool]:
-    """Whether a question may be asked: not for the second time, nor if it shares words with a held-out prompt.
+def _make_filter(
+    pair: models.Pair, folder: Path | None, thrown: Callable[[str], None]
+) -> Callable[[tuple[int, ...]], bool]:
+    """A function that says whether a question is new and shares no word window with a held-out prompt.
 
-    folder: of the questions that were asked before; thrown: told why a question is thrown away.
+    folder: the corpus with the questions that were asked before; None: there are none.
+    thrown: called with the reason when a question is thrown away.
     """
     asked = set()  # questions as tuples of words
     before = [] if folder is None else load(folder)
@@ -246,7 +263,7 @@ def _wanted(pair: models.Pair, folder: Path | None, thrown: Callable[[str], None
 
 
 def _write_shard(path: Path, stream: Iterator[writing.Dialogue], progress: "_Progress") -> dict:
-    """Write the next SHARD answer tokens of a stream; what the manifest says of them."""
+    """Write the next SHARD answer tokens of a stream of dialogues; returns the shard's entry for the manifest."""
     began = time.monotonic()
     dialogues = []
     answer_tokens = 0
@@ -267,13 +284,13 @@ def _write_shard(path: Path, stream: Iterator[writing.Dialogue], progress: "_Pro
 
 
 class _Progress:
-    """A bar of answer tokens that says how many questions were answered and thrown away, and why."""
+    """A progress bar of answer tokens, with the numbers of questions answered and thrown away beside it."""
 
     def __init__(self):
         self.bar: tqdm | None = None
         self.questions = 0  # answered
         self.reasons = Counter()  # of questions that were thrown away
-        self.shown = 0.0  # when the words beside the bar were written last
+        self.shown = 0.0  # seconds on the monotonic clock: when the words beside the bar were last updated
 
     def answered(self, dialogue: writing.Dialogue) -> None:
         self.questions += 1
@@ -285,14 +302,14 @@ class _Progress:
         self._show()
 
     def _show(self) -> None:
-        """Once in a second at most: questions are thrown away by the thousand, and the bar may stand still then."""
+        """Update the words beside the bar, at most once per second: questions are thrown away by the thousand."""
         due = time.monotonic() - self.shown >= 1
         if self.bar is not None and due:
             self.shown = time.monotonic()
             self.bar.set_postfix_str(self.in_words())
 
     def in_words(self) -> str:
-        """In words: "12 questions answered; thrown away: 30 too long, 2 asked before"."""
+        """The numbers as a text: "12 questions answered; thrown away: 30 too long, 2 asked before"."""
         answered = f"{self.questions} questions answered"
         if not self.reasons:
             return answered

@@ -1,8 +1,9 @@
-"""How good a head is on held-out text: agreement by depth, and τ of greedy chains, by replay.
+"""How good a head is on held-out text: how often it agrees with the target by depth, and τ of greedy chains.
 
-In greedy decoding the target's text does not depend on the draft. So teacher-forced predictions at every (root, depth)
-of the recorded text say which chain would have been accepted anywhere, without decoding again. The target's states are
-those that ``features`` keeps, in bf16.
+τ is the mean number of tokens that a decoding step adds, the bonus token included. No text is decoded for it. With
+greedy decoding the target's text does not depend on the draft, so a head's predictions at every root and depth of the
+recorded text say which chain would have been accepted at each root. The predictions are teacher-forced, see
+``losses``. The target's states are those that ``features`` keeps, in bfloat16.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,19 +24,19 @@ from training import loop, losses, writing
 from training.branches import choose_roots, score
 from training.features import Branches, Features
 
-DEPTH = 5
-RANKS = 5
-ANSWERED = ("own", "humaneval", "gsm100")
-TUNING = "tuning"
-NEW_TOKENS = 128  # of a held-out answer at most
+DEPTH = 5  # tokens of a drafted chain, and the greatest depth at which agreement is measured
+RANKS = 5  # of a draft's likeliest tokens at a root, how many are followed in ``by_rank``
+ANSWERED = ("own", "humaneval", "gsm100")  # the prompt sets of the held-out text
+TUNING = "tuning"  # the name, in tables, of the set of prompts that calibrate heads
+NEW_TOKENS = 128  # tokens of a held-out answer at most
 
 
 def answer_greedily(
     pair: models.Pair, texts: Sequence[str], *, new_tokens: int = NEW_TOKENS, done: int = 0
 ) -> Iterator[writing.Dialogue]:
-    """The target's greedy answers to user turns, in the order of the texts, each as it is written.
+    """The target's greedy answers to texts, in the order of the texts. Each is yielded as soon as it is written.
 
-    done: how many of the texts are answered already, and left out.
+    done: how many of the first texts have their answers already; they are left out.
     """
     before, after = writing.template(pair.tokenizer)
     bar = {"desc": "held-out answers", "total": len(texts), "initial": done, "disable": files.QUIET}
@@ -52,9 +53,10 @@ def answer_greedily(
 
 
 def among(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Some of the held-out prompts, by ``prompts.chosen``, in the table's order.
+    """The held-out prompts of ``table`` that ``names`` select (see ``prompts.chosen``), in the table's order.
 
-    ValueError on a prompt that is none of them, or unless there are both: some of the set "tuning", and others.
+    Raises ValueError if a name selects prompts that are not held-out ones, or if the selection does not contain both:
+    prompts of the set "tuning" and others.
     """
     ids = set()
     for name in names:
@@ -73,10 +75,10 @@ def among(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def held_out_prompts() -> pd.DataFrame:
-    """The prompts whose greedy answers drafts are measured on, in a fixed order: columns set, task, id, text.
+    """The prompts whose greedy answers heads are measured on, in a fixed order: columns set, task, id and text.
 
-    The committed answers (`runs.held_out`) stand in this order, so a prompt set added later does not join them. The
-    first four own prompts of each domain are the set "tuning": reports leave them out.
+    The committed answers (``runs.held_out``) are in this order, so a prompt set that is added later is not among them.
+    The first four of our own prompts of each domain form the set "tuning", which reports leave out.
     """
     sets = [prompts.load(name).assign(set=name) for name in ANSWERED]
     table = pd.concat(sets, ignore_index=True)
@@ -88,10 +90,11 @@ def held_out_prompts() -> pd.DataFrame:
 
 @torch.no_grad()
 def drafted(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, depth: int = DEPTH) -> Sequence[Tensor]:
-    """For each depth d (B, n, width) states for the output rows: row t holds the draft's guess at token t + 1.
+    """For each depth d the states (B, n, width) from which the head drafts: row t has its draft of token t + 1.
 
-    At depth d the guess is made from root t − d + 1. The draft sees the text's own tokens below the root, as it does
-    wherever its earlier guesses were right. Medusa's go no deeper than its heads.
+    At depth d this draft is made from root t − d + 1. Below the root the head reads the text's own tokens, just as it
+    does in decoding when its earlier drafts were right. The states are ready for the output rows. Medusa's depth ends
+    with its last block.
     """
     embedded = batch.embedded(frozen)
     if spec.kind == "vdm":
@@ -109,9 +112,9 @@ def drafted(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, de
 
 
 def _drafted_by_edd(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, depth: int) -> Tensor:
-    """(depth, B, n, width): see ``drafted``. A row's depth is its place in its block, which begins at the root.
+    """EDD's states for ``drafted``, (depth, B, n, width). A block begins at a root; its row i is at depth i + 1.
 
-    Blocks of ``depth`` rows are laid out in ``depth`` ways, so that every row stands at every depth once. Example: with
+    Blocks of ``depth`` rows are laid out in ``depth`` ways, so that every row is at every depth once. Example: with
     depth 2 the blocks are rows 0–1, 2–3, … in one pass and 1–2, 3–4, … in the other.
     """
     embedded = batch.embedded(frozen)
@@ -121,27 +124,28 @@ def _drafted_by_edd(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.B
         prompt = batch.hidden[spec.hidden_layer]
     out = embedded.new_zeros(depth, *embedded.shape)
     for offset in range(depth):
-        place = (rows - offset) % depth  # of each row in its block
-        block = (rows - place).clamp_min(0)
+        row_in_block = (rows - offset) % depth  # (n,): 0 for a block's first row
+        block = (rows - row_in_block).clamp_min(0)  # (n,): the first row of each row's block
         states = losses.edd_pass(head, frozen, embedded, prompt, block)
-        out[place, :, rows] = states.transpose(0, 1)
+        out[row_in_block, :, rows] = states.transpose(0, 1)
     return out
 
 
 @torch.no_grad()
 def temperature(head: nn.Module, spec: Spec, frozen: Frozen, features: Features, dialogues: Sequence[int]) -> float:
-    """What the logits are to be divided by so that confidence is true (temperature scaling, Guo et al. 2017).
+    """The number that the head's logits are divided by to calibrate it (temperature scaling, Guo et al. 2017).
 
-    It makes the mean surprise at the text's tokens least, at all depths together. Tokens that the draft does not know
-    are left out.
+    It minimises the mean of −log q(x) over the text's tokens x at all depths together; q is the head's law, its
+    probability distribution over the draft vocabulary. Tokens outside the draft vocabulary are left out. A calibrated
+    head is right in 70 % of the cases in which its confidence is .7.
     """
     logits = []
     columns = []
     for i in dialogues:
         batch = loop.gather(features, [i], frozen.rows)
-        following = batch.tokens.roll(-1, 1)
-        known = batch.answers & torch.isin(following, frozen.ids)  # (1, n)
-        column = torch.searchsorted(frozen.ids, following[known])
+        next_tokens = batch.tokens.roll(-1, 1)
+        known = batch.answers & torch.isin(next_tokens, frozen.ids)  # (1, n)
+        column = torch.searchsorted(frozen.ids, next_tokens[known])
         for states in drafted(head, spec, frozen, batch):
             state_logits = states[known] @ frozen.rows.T
             logits.append(state_logits.double())  # in float32 the surprise is flat around its minimum
@@ -157,20 +161,20 @@ def temperature(head: nn.Module, spec: Spec, frozen: Frozen, features: Features,
 
 @torch.no_grad()
 def matches(head: nn.Module, spec: Spec, frozen: Frozen, batch: losses.Batch, depth: int = DEPTH) -> Tensor:
-    """(depth, B, n) bool: [d − 1, :, t] says whether the draft names the text's token t + 1, see ``drafted``."""
-    following = batch.tokens.roll(-1, 1)
-    out = torch.zeros(depth, *following.shape, dtype=torch.bool, device=following.device)
+    """(depth, B, n) bool: [d − 1, :, t] is whether the head's likeliest token t + 1, at depth d, is the text's."""
+    next_tokens = batch.tokens.roll(-1, 1)
+    out = torch.zeros(depth, *next_tokens.shape, dtype=torch.bool, device=next_tokens.device)
     for level, states in enumerate(drafted(head, spec, frozen, batch, depth)):
         best = (states @ frozen.rows.T).argmax(-1)
-        out[level] = frozen.ids[best] == following
+        out[level] = frozen.ids[best] == next_tokens
     return out
 
 
 def by_dialogue(head: nn.Module, spec: Spec, frozen: Frozen, features: Features) -> Iterator[tuple[int, Tensor]]:
-    """(index, (depth, answer length) matches) of every dialogue; column 0 is the answer's first token."""
+    """The index of every dialogue with its matches (depth, answer length); column 0 is the answer's first token."""
     schedule = loop.Schedule(epochs=1, batch_tokens=4096)
-    every = list(range(len(features)))
-    for dialogues in loop.batches(features, every, schedule, None):
+    all_dialogues = list(range(len(features)))
+    for dialogues in loop.batches(features, all_dialogues, schedule, None):
         batch = loop.gather(features, dialogues, frozen.rows)
         match = matches(head, spec, frozen, batch)
         for row, i in enumerate(dialogues):
@@ -178,32 +182,39 @@ def by_dialogue(head: nn.Module, spec: Spec, frozen: Frozen, features: Features)
 
 
 def steps_of(match: Tensor) -> list[int]:
-    """Accepted tokens of each step when greedy chains are drafted along a text; match: (depth, n) of one answer.
+    """The number of accepted tokens in each step when greedy chains are drafted along an answer.
 
-    A step whose root is text position s (−1 is the prompt's last token) drafts positions s + 1 to s + depth. Example:
-    six tokens and chains of 2, whose first guesses are right at positions 0, 2, 4, 5 and whose second ones at 1, 5.
-    The first step guesses 0 and 1, both right, and brings 2 as its bonus. The next is wrong at 3, which the target
-    puts right. The last is right at 4, and 5 is its bonus. Accepted are 2, 0 and 1.
+    match: (depth, n) of one answer, see ``matches``. A step drafts ``depth`` positions, the first of which follows its
+    root.
+
+    Example: an answer of six tokens and chains of 2. First guesses are right at positions 0, 2, 4 and 5, second guesses
+    at 1 and 5. The first step guesses positions 0 and 1, both right, and adds 2 as its bonus. The second is wrong at 3,
+    where the target's own token is added. The third is right at 4, and 5 is its bonus. The result is [2, 0, 1].
     """
     n = match.shape[1]
     accepted = []
     begin = 0  # the first position that the step drafts
     while begin < n:
-        guesses = match[:, begin : n - 1].diagonal()  # the last token is the bonus, never a draft
-        until_wrong = guesses.int().cumprod(0)
+        guesses = match[:, begin : n - 1].diagonal()  # the answer's last token is always a bonus, never a draft
+        until_wrong = guesses.int().cumprod(0)  # 1 up to the first wrong guess, then 0
         right = int(until_wrong.sum())
         accepted.append(right)
-        begin += right + 1
+        begin += right + 1  # one for the bonus
     return accepted
 
 
 def counts(
     name: str, head: nn.Module, spec: Spec, frozen: Frozen, features: Features, table: pd.DataFrame
 ) -> pd.DataFrame:
-    """One row per prompt, of its answer: tokens, steps of greedy chains of 5, and hits1 … hits5 of seen1 … seen5.
+    """Counts on the answers, one row per prompt, from which ``summed`` makes agreement and τ.
 
-    At depth d, seen are the answer's tokens that have a root d places before them, hits those of them that the draft
-    names, given the text's own tokens in between. table: the prompts, with columns set and id, one row a dialogue.
+    table: the prompts in the order of the dialogues, with columns set and id. The columns of the result:
+
+    head, set, prompt    names
+    tokens               tokens of the answer
+    steps                decoding steps with greedy chains of 5 tokens
+    hits1 … hits5        at depth d: tokens that the head drafts, given the text's own tokens between root and token
+    seen1 … seen5        at depth d: tokens that have a root d positions before them
     """
     rows = {}
     for i, match in by_dialogue(head, spec, frozen, features):
@@ -220,9 +231,10 @@ def counts(
 
 
 def summed(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per head and prompt set, and one for all but "tuning": agreement by depth, and τ, bonus included.
+    """Agreement by depth and τ, bonus included: one row per head and prompt set, and one per head for all sets.
 
-    table: of ``counts``, of any heads. τ is tokens over steps of the whole set.
+    table: of ``counts``, of one head or several. "all" leaves out the set "tuning". τ is the number of tokens divided
+    by the number of steps, both over the prompt set.
     """
     table = table.filter(regex="head|set|tokens|steps|hits|seen")
     reported = table[table["set"] != TUNING].assign(set="all")
@@ -245,16 +257,20 @@ def by_rank(
     dialogues: Sequence[int],
     m: int = 8,
 ) -> pd.DataFrame:
-    """SALF & TALF's figure 2b, one row per (root, rank): the draft goes on from its own rank-n token; is it right?
+    """Whether an EAGLE-type head is right after its own n-th choice: the data of SALF & TALF's figure 2b.
 
-    At each root the draft's n-th likeliest token is taken, whatever the target thinks of it; then the draft's top
-    token after that is compared with the target's argmax after the same token. Columns: dialogue; rank; hit;
-    confidence, the draft's largest probability; p_target, its probability of the target's token (0 outside the draft's
-    vocabulary). EAGLE-type heads only. m: roots in each dialogue.
+    There is one row per root and rank n. At m roots in each dialogue the head's n-th likeliest token is appended, be it
+    likely for the target or not. Then the head's likeliest next token is compared with the target's. Columns:
+
+    dialogue      its index
+    rank          n, from 1 to RANKS
+    hit           whether the two tokens are the same
+    confidence    the head's probability of its likeliest token
+    p_target      the head's probability of the target's token, 0 if that is not in the draft vocabulary
     """
-    kept, roots = choose_roots(data, dialogues, m, seed=0)
+    kept_dialogues, roots = choose_roots(data, dialogues, m, seed=0)
     tables = []
-    for row, i in enumerate(tqdm(kept, desc="by rank", disable=files.QUIET)):
+    for row, i in enumerate(tqdm(kept_dialogues, desc="by rank", disable=files.QUIET)):
         batch = loop.gather(data, [i], frozen.rows)
         table = _ranked(head, spec, frozen, model, batch, roots[row : row + 1])
         tables.append(table.assign(dialogue=i))
@@ -265,7 +281,7 @@ def by_rank(
 def _ranked(
     head: nn.Module, spec: Spec, frozen: Frozen, model: PreTrainedModel, batch: losses.Batch, roots: Tensor
 ) -> pd.DataFrame:
-    """The rows of ``by_rank`` of one dialogue, the batch, at its roots (1, m): rank by rank, and root by root."""
+    """The rows of ``by_rank`` for one dialogue, which is the batch, at its roots (1, m); all of rank 1 first."""
     roots = roots.to(frozen.rows.device)
     features = batch.hidden[spec.hidden_layer]
     (text,) = losses.eagle_pass(head, batch.embedded(frozen), features, 1)
@@ -285,7 +301,7 @@ def _ranked(
     confidence, best = law.max(-1)  # (m, RANKS)
 
     # The target's choice after each token
-    (states,) = score(model, batch.tokens[0].cpu(), roots[0].cpu(), tokens.cpu())
+    states = score(model, batch.tokens[0].cpu(), roots[0].cpu(), tokens.cpu())  # (m, RANKS, width)
     output = model.get_output_embeddings().weight
     target = (states @ output.T).argmax(-1)  # (m, RANKS)
     last_column = len(frozen.ids) - 1

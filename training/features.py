@@ -1,13 +1,15 @@
-"""What the target says about the corpus, computed once and shared by all heads: arrays in the cache.
+"""What the target computes on the training text: hidden states and laws, once for all heads, kept in the cache.
 
-For every token x_t of every dialogue (template included) two things are kept: the target's hidden states, and its law
-of the next token, over the reduced vocabulary, as a *soft row* e_t = Σ_x p(x | x_≤t) w_x, the expected output row. With
-frozen output rows W the cross-entropy of a draft state h against p needs no more: log Σ exp(W h) − e_t · h.
+For every token x_t of every dialogue (the chat template's tokens included) two things are kept. The first are the
+target's hidden states. The second is its law, the probability distribution p of the next token over the V_d tokens of
+the draft vocabulary, as a *soft row* e_t = Σ_x p(x | x_≤t) w_x: the mean of the output rows w_x weighted by p. (The
+output rows are the rows of the target's output matrix W.) A draft state h has the cross-entropy
+log Σ_x exp(w_x · h) − e_t · h with p, so that the losses need no more of p.
 
-Soft rows are float32, from the very rows that training uses. A state can move in a direction in which all logits shift
-alike, and there this loss is flat only if e_t is exact. If e_t is rounded to bf16, the loss goes on falling along what
-rounding leaves, and a draft state without a norm behind it grows without end (measured: to fifty times a state's
-length, at a loss below zero).
+Soft rows are float32, and computed with exactly the output rows that training uses. A state can move in a direction
+that shifts all logits by the same amount. The loss does not change along it, but only if e_t is exact. If e_t were
+rounded to bfloat16, the loss would go on falling along the rounding error, and a draft state without a norm after it
+would grow without end. (Measured: to fifty times a state's length, at a loss below zero.)
 """
 
 import hashlib
@@ -30,19 +32,20 @@ from specnb import heads, models
 from specnb.models import files
 from training import hints, writing
 
-CHUNK = 256  # dialogues
-BATCH = 2048  # padded tokens in a forward pass
-TOP = 10  # the teacher's likeliest tokens kept for HASS's loss and TALF's trees
+CHUNK = 256  # dialogues to a file in the cache
+BATCH = 2048  # tokens in a forward pass at most, padding included
+TOP = 10  # the target's likeliest tokens that are kept: HASS's loss needs ten, TALF's trees four
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt and answer
 
 
 def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
-    """(size,) int64, rising: the tokens that occur most often in the dialogues; ties go to the smaller id.
+    """The draft vocabulary: the ``size`` commonest tokens of the dialogues, (size,) int64, rising.
 
-    Questions count as well: answers take up their words, and a word of a new question is likelier one of other
-    questions than one of other answers. Example: of a question (5, 2) and its answer (2, 7), a vocabulary of two is
-    (2, 5). ValueError if the dialogues have fewer different tokens than asked for.
+    Example: a question (5, 2) and its answer (2, 7) give the vocabulary (2, 5) of size 2. Among equally common tokens
+    the smaller ids are taken. Questions count as well: answers repeat their words, and the words of a new question are
+    found in other questions rather than in other answers. Raises ValueError if the dialogues have fewer different
+    tokens than ``size``.
     """
     tokens = []
     for dialogue in dialogues:
@@ -59,10 +62,10 @@ def vocabulary(dialogues: Sequence[writing.Dialogue], size: int) -> Tensor:
 
 
 class Pieces:
-    """(N, …) rows in pieces that stay where they are, mapped from the disk: more of them than memory holds.
+    """Rows (N, …) in several tensors, one after the other, which stay mapped from the disk: more than memory holds.
 
-    Read by a slice that lies in one piece, as a dialogue does, or by an index (n,) of rows. Example: of pieces of 4
-    and 6 rows, [5:8] is the second piece's [1:4].
+    They are read by a slice within one of the tensors (a dialogue never crosses from one to the next) or by an index
+    (n,) of rows. Example: with tensors of 4 and 6 rows, [5:8] is [1:4] of the second.
     """
 
     def __init__(self, pieces: Sequence[Tensor]):
@@ -80,63 +83,60 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Branches:
-    """Trees of two levels of k nodes at m roots in each of B dialogues: TALF's, or any tokens of interest.
+    """Trees of two levels with k nodes each, below m roots in each of B dialogues.
 
-    dialogues: (B,) index; roots: (B, m) rows of the roots, counted from the dialogue's start;
-    tokens: (B, 2, m, k) token ids; parents: (B, m, k) which of the first level's nodes each of the second hangs on;
-    soft: (B, 2, m, k, width) float32, the soft row of the target's law after each node.
-    k may be 0: roots alone.
+    They are TALF's trees, see ``branches``, or any tokens of interest. With k = 0 there are only roots.
     """
 
-    dialogues: Tensor
-    roots: Tensor
-    tokens: Tensor
-    parents: Tensor
-    soft: Pieces | Tensor
+    dialogues: Tensor  # (B,) which dialogues of ``Features``
+    roots: Tensor  # (B, m) indices of tokens, counted from the start of the dialogue
+    tokens: Tensor  # (B, 2, m, k) token ids
+    parents: Tensor  # (B, m, k) number, from 0 to k − 1, of the first level's node that each node of the second follows
+    soft: Pieces | Tensor  # (B, 2, m, k, width) float32: the soft row of the target's law after each node
 
-    def of(self, rows: Sequence[int], device: torch.device) -> "Branches":
-        """Those of some dialogues (by index), on a device."""
-        places = torch.tensor([int((self.dialogues == i).nonzero()) for i in rows])
+    def of(self, dialogues: Sequence[int], device: torch.device) -> "Branches":
+        """The trees of some dialogues, on a device."""
+        indices = torch.tensor([int((self.dialogues == i).nonzero()) for i in dialogues])
         return Branches(
-            dialogues=self.dialogues[places].to(device),
-            roots=self.roots[places].to(device),
-            tokens=self.tokens[places].to(device),
-            parents=self.parents[places].to(device),
-            soft=self.soft[places].to(device),
+            dialogues=self.dialogues[indices].to(device),
+            roots=self.roots[indices].to(device),
+            tokens=self.tokens[indices].to(device),
+            parents=self.parents[indices].to(device),
+            soft=self.soft[indices].to(device),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """N tokens of n dialogues, end to end; dialogue i is start[i]:start[i + 1] and its answer begins at answer[i].
+    """What the target computes on n dialogues of N tokens in all, one dialogue after the other."""
 
-    tokens: (N,) int64; hidden: layer → (N, width) bf16; soft: (N, width) float32, the soft rows e;
-    best, best_p: (N, TOP) columns and probabilities of the likeliest next tokens, over the reduced vocabulary.
-    trees: those that hang on these dialogues, where a loss wants some.
-    """
-
-    tokens: Tensor
-    start: Tensor
-    answer: Tensor
-    hidden: dict[int, Pieces | Tensor]
-    soft: Pieces | Tensor
-    best: Tensor
-    best_p: Tensor
-    trees: Branches | None = None
+    tokens: Tensor  # (N,) int64 token ids
+    start: Tensor  # (n + 1,): dialogue i has the tokens start[i] to start[i + 1] − 1
+    answer: Tensor  # (n,): the first token of each answer, an index into tokens
+    hidden: dict[
+        int, Pieces | Tensor
+    ]  # layer → (N, width) bfloat16: the target's states, numbered as in ``heads.Spec``
+    soft: Pieces | Tensor  # (N, width) float32: the soft rows e
+    best: Tensor  # (N, TOP): the likeliest next tokens, as columns of the draft vocabulary
+    best_p: Tensor  # (N, TOP): their probabilities
+    trees: Branches | None = None  # the trees of some of the dialogues, for losses that use them
 
     def __len__(self) -> int:
+        """The number of dialogues."""
         return len(self.answer)
 
     def span(self, i: int) -> slice:
-        """The rows of dialogue i."""
+        """The tokens of dialogue i, as a slice of tokens, soft and so on."""
         return slice(int(self.start[i]), int(self.start[i + 1]))
 
 
 def cached(key: str, names: Sequence[str], make: Callable[[list[str]], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors by name, kept in the cache under a key: make is given the names that are not there yet.
+    """Tensors by name from the cache; those that it lacks are computed and written first.
 
-    Each is written in one move, so that OSError from a full disk leaves none that is half written; a lock keeps two
-    processes from the same work. What comes back is mapped from the disk, copied where it is written to.
+    key: whatever the tensors depend on, as a text. make: called with the missing names, returns these tensors.
+
+    A file is written under another name and then moved, so that a full disk (OSError) leaves no half of a file. A lock
+    keeps two processes from the same work. The result is mapped from the disk; what is written to it stays in memory.
     """
     digest = hashlib.sha256(key.encode()).hexdigest()
     folder = files.cache_dir() / "features" / digest[:16]
@@ -152,11 +152,15 @@ def cached(key: str, names: Sequence[str], make: Callable[[list[str]], dict[str,
 
 @torch.no_grad()
 def compute(pair: models.Pair, frozen: heads.Frozen, texts: Sequence[Text], layers: Sequence[int]) -> Features:
-    """Run the target over (prompt, answer) token sequences and keep what heads need, as tensors in the cache.
+    """The target's features on (prompt, answer) texts; what the cache lacks of them is computed.
 
-    Texts go to the disk in runs of CHUNK, each computed once for the same target and vocabulary, so that a grown
-    corpus only adds to them, and another layer only itself. On the disk they take 2 · width bytes a token for each
-    layer and 4 · width for the soft row; in memory 68, for the others. OSError if the disk has no room.
+    layers: the states to keep, numbered as in ``heads.Spec``.
+
+    The texts are kept in chunks of CHUNK, each under a name that depends on target, draft vocabulary and the chunk's
+    texts. So if the corpus grows, only new chunks are computed; if another layer is asked for, only that layer is. On
+    the disk a token takes 2 · width bytes per layer (bfloat16) and 4 · width for its soft row (float32). In memory it
+    takes 68 bytes: its id (8) and the TOP columns (4 each) and probabilities (2 each) of its next token. Raises OSError
+    if the disk is full.
     """
     full = [[*prompt, *answer] for prompt, answer in texts]
     dtype = str(frozen.rows.dtype)
@@ -168,8 +172,8 @@ def compute(pair: models.Pair, frozen: heads.Frozen, texts: Sequence[Text], laye
     with hints.interruptible(lambda: f"features of {len(chunks)} of {len(begins)} chunks kept in {files.cache_dir()}"):
         for begin in tqdm(begins, unit="chunk", desc="features", disable=files.QUIET):
             part = full[begin : begin + CHUNK]
-            run = partial(_chunk, pair, frozen, part, layers)
-            chunks.append(cached(f"{target} {part}", names, run))
+            make = partial(_chunk, pair, frozen, part, layers)
+            chunks.append(cached(f"{target} {part}", names, make))
 
     def pieces(name: str) -> Pieces:
         return Pieces([chunk[name] for chunk in chunks])
@@ -195,16 +199,19 @@ def _chunk(
     layers: Sequence[int],
     names: Sequence[str],
 ) -> dict[str, Tensor]:
-    """All sequences through the target, longest first, in batches; what the names ask for, end to end."""
+    """The features of sequences by name, for the asked names alone, each one sequence after the other.
+
+    The target runs on batches of sequences of about equal length, the longest first.
+    """
     by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    features = {}  # of each sequence, by its index
+    features = {}  # index of a sequence → its features by name
     while by_length:
         longest = len(sequences[by_length[-1]])
         count = max(1, BATCH // longest)
-        rows = by_length[-count:]
+        batch = by_length[-count:]  # indices of sequences
         by_length = by_length[:-count]
-        batch = _run(pair, frozen, [sequences[i] for i in rows], layers)
-        features |= zip(rows, batch, strict=True)
+        batch_features = _run(pair, frozen, [sequences[i] for i in batch], layers)
+        features |= zip(batch, batch_features, strict=True)
     joined = {}
     for name in names:
         joined[name] = torch.cat([features[i][name] for i in range(len(sequences))])
@@ -214,7 +221,7 @@ def _chunk(
 def _run(
     pair: models.Pair, frozen: heads.Frozen, sequences: Sequence[Sequence[int]], layers: Sequence[int]
 ) -> list[dict[str, Tensor]]:
-    """One right-padded batch through the target: what heads need of each sequence, on the CPU."""
+    """Run the target on one batch, padded on the right; the features of each sequence by name, on the CPU."""
     target = pair.target
     ids = pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
     out = target.base_model(ids.to(target.device), output_hidden_states=True, use_cache=False)

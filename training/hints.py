@@ -1,4 +1,4 @@
-"""What errors advise, and what an interrupted command says: commands as a reader would type them, what is kept."""
+"""Texts for users: commands that errors advise, and what is kept when a command is interrupted."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from specnb import models
 
 
 def command(what: str, *words: str | Path, pair: str = models.EMBEDDED) -> str:
-    """A command of ``python -m training`` in backquotes.
+    """A command of ``python -m training`` in backquotes, as a user would type it.
 
-    The embedded target's files lie in the repository, so the command names any other one:
+    pair: the name of the target. It is part of the command unless it is the embedded one, which is the default.
 
     >>> command("corpus", "--guided", pair="my/model")
     '`python -m training corpus --guided --pair my/model`'
@@ -24,7 +24,10 @@ def command(what: str, *words: str | Path, pair: str = models.EMBEDDED) -> str:
 
 @contextmanager
 def interruptible(kept: Callable[[], str]) -> Iterator[None]:
-    """A KeyboardInterrupt while the block runs says what is kept, in words that kept() finds then."""
+    """Let a KeyboardInterrupt in the block say what is kept.
+
+    kept: called at the interrupt, returns that text, for example "step 1,000 of 4,296 kept in run.pt".
+    """
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -1,7 +1,8 @@
-"""First words of questions, so that the target writes dialogues about code, sums and texts as well as about itself.
+"""First words of questions, so that the target also writes dialogues about code, sums and texts.
 
-Left to its own devices SmolLM2 asks about recipes and travel: 3 of 100 questions name Python and 2 ask for a number.
-Here a question's first words are put together at random (data/corpus/openings.json), and the target goes on from there.
+Without them SmolLM2 asks about recipes and travel: 3 of 100 questions name Python and 2 ask for a number. Here the
+first words of a question are put together at random from the lists in data/corpus/openings.json. The target writes the
+rest of the question, and the answer.
 """
 
 import json
@@ -14,15 +15,17 @@ WORDS = files.DATA / "corpus" / "openings.json"
 
 
 def openings(count: int = 6000, seed: int = 0) -> list[str]:
-    """First words of questions: two in five about code, three in ten sums, the others of three kinds; same every time.
+    """The first words of ``count`` questions, the same for the same seed.
 
-    None ends with a space, so that the words that follow are tokenised as usual, unless the target starts a word
-    of its own (after a passage's heading).
+    Two in five are about code, three in ten are sums, and the others are texts to read, translations and questions.
+    None ends with a space, so that the words that follow are tokenised as usual. (The space is part of the next word's
+    token, except where the target begins a new paragraph, as after the heading of a passage.)
     """
     words = json.loads(files.in_checkout(WORDS).read_text(encoding="utf-8"))
     rng = np.random.default_rng(seed)
 
     def one(name: str) -> str:
+        """An entry, drawn at random, of the list of this name."""
         return words[name][rng.integers(len(words[name]))]
 
     def function_to_finish() -> str:
@@ -51,7 +54,7 @@ def openings(count: int = 6000, seed: int = 0) -> list[str]:
     def question() -> str:
         return one("questions")
 
-    shares = {
+    shares = {  # kind of opening → its probability
         function_to_finish: 0.32,
         task: 0.08,
         story_with_a_sum: 0.15,

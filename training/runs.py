@@ -1,4 +1,7 @@
-"""From names to files: features of the corpus, trained heads with their cards, the report on held-out text."""
+"""From names to files: features of the corpus, trained heads with their cards, the report on held-out text.
+
+A head's card is the JSON file beside its weights, which says how it was trained and how good it is.
+"""
 
 import hashlib
 import json
@@ -18,15 +21,16 @@ from specnb.models import files, provenance
 from training import branches, corpus, evaluation, features, hints, loop, recipes, starts, writing
 from training.writing import Dialogue
 
-VOCABULARY_SHARDS = 6
+VOCABULARY_SHARDS = 6  # of each corpus, on which the draft vocabulary is counted
 HELD_OUT = corpus.FOLDER / "held_out.npz"
 
 
 def sequences(pair: models.Pair, dialogues: Sequence[Dialogue], *, questions: bool = False) -> list[features.Text]:
-    """(prompt, answer) token ids of dialogues, the chat template put back around the question.
+    """The (prompt, answer) token ids of dialogues, with the chat template put back around the question.
 
-    questions: what follows the template's opening counts as answer, for the target has written that too (all but the
-    template between question and answer, and the first words of guided questions).
+    questions: whether all that the target wrote counts as answer, its questions included. The answer then begins after
+    the template's first tokens. (It also contains the template's tokens between question and answer, and the first
+    words of guided questions, which the target did not write.)
     """
     before, after = writing.template(pair.tokenizer)
     texts = []
@@ -39,9 +43,10 @@ def sequences(pair: models.Pair, dialogues: Sequence[Dialogue], *, questions: bo
 
 
 def vocabulary(folders: Sequence[Path], size: int, pair: str = models.EMBEDDED) -> Tensor:
-    """The draft vocabulary: counted on the first shards of each corpus, so that they can grow under trained heads.
+    """The draft vocabulary of these corpora: their ``size`` commonest tokens, as ids.
 
-    pair: the target that advice in errors is for.
+    They are counted on the first shards of each corpus, so that a corpus can grow without changing the vocabulary of
+    heads that are trained already. pair: the name of the target whose commands the errors advise.
     """
     dialogues = corpus.load(*folders, shards=VOCABULARY_SHARDS, pair=pair)
     return features.vocabulary(dialogues, size)
@@ -50,7 +55,7 @@ def vocabulary(folders: Sequence[Path], size: int, pair: str = models.EMBEDDED) 
 def corpus_features(
     pair: models.Pair, dialogues: Sequence[Dialogue], ids: Tensor, layers: Sequence[int], *, questions: bool = False
 ) -> features.Features:
-    """Features of dialogues, from the cache if they are there; questions: see ``sequences``."""
+    """Features of dialogues, from the cache as far as it has them. questions: as in ``sequences``."""
     texts = sequences(pair, dialogues, questions=questions)
     frozen = heads.Frozen.of(pair.target, ids)
     return features.compute(pair, frozen, texts, layers)
@@ -66,14 +71,16 @@ def train(
     out: Path = heads.FOLDER,
     layers: Iterable[int] = (),
 ) -> None:
-    """Train one head by its name in ``recipes`` and write weights, card and learning curve to OUT/NAME.*.
+    """Train one head by its name in ``recipes``; its weights, card and learning curve are written to OUT/NAME.*.
 
-    dialogues: all there are, of which the recipe takes the first; ids: the tokens it can draft, see ``vocabulary``.
-    layers: other states to compute on the way, for heads to come.
+    command: the command line that the card records.
+    dialogues: the complete corpus, of which the recipe takes the first part.
+    ids: the tokens that the head can draft, see ``vocabulary``.
+    layers: more states of the target to compute, for heads that are trained later.
 
-    Resumes a killed run from its checkpoint in the cache; leaves a head alone whose card says that it was trained on
-    the same terms before. A recipe with a parent starts from that head's weights in OUT, or the committed ones if OUT
-    has none (ValueError if neither has); others from the target's own layers.
+    A killed run resumes from its checkpoint in the cache. A head whose card says that it was trained on the same terms
+    before is left alone. A recipe with a parent begins with that head's weights: those in OUT, or else the committed
+    ones (ValueError if there are neither). Other recipes begin as ``starts`` says.
     """
     began = time.monotonic()
     recipe = recipes.named(name)
@@ -97,16 +104,16 @@ def train(
     data = _with_states(data, read)
     torch.manual_seed(schedule.seed)
     frozen = heads.Frozen.of(pair.target, ids)
-    begins_anew = head is None
-    if begins_anew:
+    has_no_parent = head is None
+    if has_no_parent:
         head = heads.MODULES[recipe.kind](spec)
     head = head.to(pair.target.device, torch.float32).train()
-    if begins_anew:
+    if has_no_parent:
         starts.begin(head, pair.target, frozen, data)
     data = _with_states(data, spec.layers)
     if recipe.roots:
-        every = range(len(data))
-        trees = branches.compute(pair.target, frozen, data, every, k=recipe.trees, m=recipe.roots)
+        all_dialogues = range(len(data))
+        trees = branches.compute(pair.target, frozen, data, all_dialogues, k=recipe.trees, m=recipe.roots)
         data = replace(data, trees=trees)
     checkpoint = _checkpoint(name, terms, pair.target.dtype)
     head, curve = loop.train(head, frozen, data, recipe.loss, schedule, checkpoint)
@@ -131,7 +138,9 @@ def train(
     }
     curve_table = pd.DataFrame(curve).to_csv(index=False, float_format="%.5g")
     files.write(out / f"{name}.csv", curve_table)
-    heads.save(head, spec, ids, facts, out / name)  # the card comes last: it says that all is there
+    heads.save(
+        head, spec, ids, facts, out / name
+    )  # writes the card last: where there is a card, all files are complete
     checkpoint.unlink()
 
 
@@ -143,7 +152,10 @@ def _terms(
     ids: Tensor,
     parent_hash: str | None,
 ) -> dict:
-    """All that a trained head depends on, as JSON holds it (tuples are lists); a change is another run."""
+    """All that a trained head depends on. If anything in it changes, training is another run.
+
+    The result has passed through JSON, so that it equals the terms that are read from a card (tuples become lists).
+    """
     text = np.concatenate([[*d.question, *d.answer] for d in dialogues]).astype(np.int32)
     text_hash = hashlib.sha256(text.tobytes()).hexdigest()
     ids_hash = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
@@ -160,30 +172,31 @@ def _terms(
 
 
 def _checkpoint(name: str, terms: dict, dtype: torch.dtype) -> Path:
-    """Where a run's checkpoint lies in the cache: another file for other terms, or another dtype of the target."""
+    """The path of a run's checkpoint in the cache: another file for other terms, or another dtype of the target."""
     run = json.dumps([terms, str(dtype)])
     digest = hashlib.sha256(run.encode()).hexdigest()
     return files.cache_dir() / "training" / f"{name}-{digest[:8]}.pt"
 
 
 def _with_states(data: features.Features, layers: Iterable[int]) -> features.Features:
-    """The features with the states of these layers alone."""
+    """The features with only these layers' states."""
     return replace(data, hidden={layer: data.hidden[layer] for layer in layers})
 
 
 def _facts(card: Path) -> dict:
+    """The content of a card."""
     return json.loads(card.read_text(encoding="utf-8"))
 
 
 def _parents_folder(name: str, out: Path) -> Path:
-    """Where the head to start from lies: in the folder of the run, or else among the committed heads."""
+    """The folder of the head to start from: that of the run if it has the head, else that of the committed heads."""
     if (out / f"{name}.json").exists():
         return out
     return heads.FOLDER
 
 
 def _parent(name: str, folder: Path, pair: models.Pair, out: Path) -> nn.Module:
-    """The trained head to start from, whatever its vocabulary; ValueError if it is missing.
+    """The trained head to start from, with any vocabulary. ValueError if it is missing.
 
     The error names the command that trains it into the folder of the run, ``out``.
     """
@@ -196,7 +209,7 @@ def _parent(name: str, folder: Path, pair: models.Pair, out: Path) -> nn.Module:
 
 
 def _train_into(folder: Path, name: str, pair: str) -> str:
-    """The command that trains a head into a folder."""
+    """The command that trains a head into a folder, in backquotes."""
     words = [name]
     if folder != heads.FOLDER:
         words += ["--out", folder]
@@ -204,9 +217,10 @@ def _train_into(folder: Path, name: str, pair: str) -> str:
 
 
 def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT, only: Sequence[str] = ()) -> None:
-    """The target's greedy answers to every held-out prompt, next to the corpus. Resumes a killed run.
+    """Write the target's greedy answers to the held-out prompts beside the corpus. Resumes a killed run.
 
-    only: some of the prompts, see ``evaluation.among``.
+    command: the command line that the card records.
+    only: the prompts to answer, see ``evaluation.among``; empty: all.
     """
     began = time.monotonic()
     table = evaluation.held_out_prompts()
@@ -230,9 +244,9 @@ def write_held_out(pair: models.Pair, command: str, file: Path = HELD_OUT, only:
 
 
 def _answers(pair: models.Pair, texts: Sequence[str], unfinished: Path) -> list[Dialogue]:
-    """The answers to texts; each is kept in the file as it is written, from which a killed run goes on.
+    """The target's answers to texts. Each is appended to the file ``unfinished``, from which a killed run resumes.
 
-    Its first line says which model answers which texts: what was begun on other terms is begun anew.
+    The file's first line says which model answers which texts. If that differs, the run begins anew.
     """
     asked = json.dumps([*texts, evaluation.NEW_TOKENS])
     terms = {
@@ -255,10 +269,10 @@ def _answers(pair: models.Pair, texts: Sequence[str], unfinished: Path) -> list[
 
 
 def _read_unfinished(unfinished: Path, terms: dict[str, str]) -> list[Dialogue]:
-    """The whole answers of a killed run on the same terms, without a torn last line."""
+    """The answers that a killed run on the same terms has written. A line cut off by the kill is left out."""
     if not unfinished.exists():
         return []
-    *lines, _ = unfinished.read_text(encoding="utf-8").split("\n")  # behind the last newline: nothing, or a torn line
+    *lines, _ = unfinished.read_text(encoding="utf-8").split("\n")  # _: empty, or a line that was cut off
     if not lines or json.loads(lines[0]) != terms:
         return []
     dialogues = []
@@ -269,65 +283,68 @@ def _read_unfinished(unfinished: Path, terms: dict[str, str]) -> list[Dialogue]:
 
 
 def held_out(file: Path = HELD_OUT, pair: str = models.EMBEDDED) -> list[Dialogue]:
-    """The held-out text; ValueError if it is missing or damaged. pair: the target that its advice is for."""
-    whole = file.exists() and files.sha256(file) == _facts(file.with_suffix(".json"))["sha256"]
-    if not whole:
+    """The held-out text; ValueError if it is missing or damaged. pair: the target whose commands the error advises."""
+    complete = file.exists() and files.sha256(file) == _facts(file.with_suffix(".json"))["sha256"]
+    if not complete:
         raise ValueError(f"{file} is missing or damaged: run {hints.command('held-out', pair=pair)}")
     return corpus.read(file)
 
 
 def answered(file: Path = HELD_OUT) -> pd.DataFrame:
-    """The prompts that a held-out text answers, one row a dialogue, see ``evaluation.held_out_prompts``."""
+    """The prompts of a held-out text, one row per dialogue, with the columns of ``evaluation.held_out_prompts``."""
     table = evaluation.held_out_prompts()
     card = file.with_suffix(".json")
     facts = _facts(card) if card.exists() else {}
-    if "ids" not in facts:  # all of them
+    if "ids" not in facts:  # it has the answers to all prompts
         return table
     return table[table["id"].isin(facts["ids"])].reset_index(drop=True)
 
 
 class Measured(NamedTuple):
-    """A trained head beside the features of the text that it is measured on. path: its file's, without suffix."""
+    """A trained head and the features of the text that it is measured on."""
 
-    path: Path
+    path: Path  # of the head's files, without suffix
     head: nn.Module
-    spec: heads.Spec
-    frozen: heads.Frozen
+    spec: heads.Spec  # what the head is made of
+    frozen: heads.Frozen  # what it borrows from the target
     features: features.Features
 
 
-def _loaded(pair: models.Pair, folder: Path, text: Path) -> Iterator[Measured]:
-    """A folder's heads, each with the features of the held-out text."""
+def _load_heads(pair: models.Pair, folder: Path, text: Path) -> Iterator[Measured]:
+    """A folder's heads, each with the features of the held-out text. ValueError if the folder has no heads."""
     paths = [path.with_suffix("") for path in sorted(folder.glob("*.safetensors"))]
     if not paths:
         make_one = _train_into(folder, "NAME", pair.name)
         raise ValueError(f"{folder} holds no trained heads: run {make_one} first")
-    loaded = [heads.load(path, pair.target) for path in paths]
+    heads_in_folder = [heads.load(path, pair.target) for path in paths]
     dialogues = held_out(text, pair.name)
-    layers = set()  # of all heads, so that one pass of the target does for them
-    for _, spec, _ in loaded:
+    layers = set()  # states that any of the heads reads, so that the target runs once for all of them
+    for _, spec, _ in heads_in_folder:
         layers.update(spec.layers)
-    for path, (head, spec, frozen) in zip(paths, loaded, strict=True):
+    for path, (head, spec, frozen) in zip(paths, heads_in_folder, strict=True):
         data = corpus_features(pair, dialogues, frozen.ids.cpu(), sorted(layers))
         yield Measured(path, head, spec, frozen, data)
 
 
 def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Path = HELD_OUT) -> None:
-    """Measure every head of a folder on the held-out text; three tables go to the folder OUT, figures to each card.
+    """Measure the heads of a folder on the held-out text. Writes three tables to the folder OUT, and into each card.
 
-    heads_held_out has agreement and τ, see ``evaluation.summed``. heads_by_prompt has the counts behind them, prompt
-    by prompt, with the columns of ``_rank_sums``. heads_by_rank is SALF & TALF's figure 2b, for EAGLE-type heads. Its
-    ece is the standard one, of the largest probability; ece_calibrated is what that stays below, 95 times in 100, for
-    a draft whose confidences are true; ece_paper is the paper's, of the probability of the target's token. A card's
-    temperature is what calibrates the head on "tuning" prompts.
+    heads_held_out    agreement and τ by head and prompt set, see ``evaluation.summed``
+    heads_by_prompt   the counts that these are computed from, prompt by prompt, with the columns of ``_rank_sums``
+    heads_by_rank     SALF & TALF's figure 2b, for EAGLE-type heads: accuracy and calibration errors by rank
 
-    Tables are written after each head. What they hold of heads in other folders stays. A head whose weights they know
-    is not measured again, unless the held-out text is another one now.
+    There are three calibration errors. ece is the usual one, of the largest probability. ece_calibrated is the value
+    that it stays below, 95 times in 100, for a draft whose confidences are true. ece_paper is the paper's: of the
+    probability of the target's token. A card also gets the temperature that calibrates the head on the prompts of the
+    set "tuning".
+
+    Tables are written after each head, and keep their rows of heads in other folders. A head is not measured again if
+    the tables have it with the same weights and the same held-out text.
     """
     prompts = answered(text)
     tuning = prompts.index[prompts["set"] == evaluation.TUNING]
     known, tables, about = _reported(out, text)
-    for path, head, spec, frozen, data in _loaded(pair, folder, text):
+    for path, head, spec, frozen, data in _load_heads(pair, folder, text):
         weights_hash = files.sha256(path.with_suffix(".safetensors"))
         card = Path(f"{path}.json")
         if known.get(path.name) == weights_hash and "held_out" in _facts(card):
@@ -353,27 +370,29 @@ def report(pair: models.Pair, command: str, *, folder: Path, out: Path, text: Pa
         written = {
             "held_out": evaluation.summed(tables["by_prompt"]),
             "by_rank": tables["by_rank"],
-            "by_prompt": tables["by_prompt"],  # the last, for it says what is known: a killed run measures again
+            "by_prompt": tables["by_prompt"],  # last: its card lists the heads that need not be measured again
         }
         for name, table in written.items():
             provenance.write_table(out / f"heads_{name}", table, command, head_sha256=known, **about)
 
 
 def _rank_sums(by_rank: pd.DataFrame) -> pd.DataFrame:
-    """One row a dialogue of ``evaluation.by_rank``'s table: rank1 …, sure1 … and roots.
+    """Sums of the table of ``evaluation.by_rank`` over the roots of each dialogue, one row per dialogue.
 
-    Over the roots of the dialogue, rankN sums the hits at rank N and sureN the confidences.
+    rank1 … rank5    hits at each rank
+    sure1 … sure5    confidences at each rank
+    roots            number of roots
     """
     grouped = by_rank.groupby(["dialogue", "rank"])
     sums = grouped[["hit", "confidence"]].sum().unstack()
     prefix = {"hit": "rank", "confidence": "sure"}
-    sums.columns = [f"{prefix[what]}{rank}" for what, rank in sums.columns]
+    sums.columns = [f"{prefix[column]}{rank}" for column, rank in sums.columns]
     sums["roots"] = by_rank.groupby("dialogue").size() / evaluation.RANKS
     return sums
 
 
 def _rank_figures(name: str, by_rank: pd.DataFrame) -> pd.DataFrame:
-    """A head's accuracy and calibration errors, one row for each rank of ``evaluation.by_rank``'s table."""
+    """A head's accuracy and calibration errors, one row per rank, from the table of ``evaluation.by_rank``."""
     rows = []
     for rank, group in by_rank.groupby("rank"):
         hit = group["hit"].to_numpy(float)
@@ -394,16 +413,16 @@ def _rank_figures(name: str, by_rank: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_head(table: pd.DataFrame, name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """A table of several heads with these rows, if there are any, in place of those it had of the head."""
+    """A table of several heads in which these rows, which may be none, replace those of the head of this name."""
     others = table[table["head"] != name]
-    filled = [part for part in (others, rows) if len(part)]
+    filled = [part for part in (others, rows) if len(part)]  # pandas warns when it joins empty tables
     return pd.concat(filled or [others], ignore_index=True)
 
 
 def _reported(out: Path, text: Path) -> tuple[dict[str, str], dict[str, pd.DataFrame], dict[str, str]]:
-    """What a folder's tables know: hashes of heads, the tables, and the hash of the text they are measured on.
+    """What was reported into a folder before: hashes of the heads' weights, tables, and facts for the tables' cards.
 
-    What was measured on another text does not count.
+    The facts are the hash of the held-out text. If it was another text then, hashes and tables are empty.
     """
     known = {}
     tables = {"by_prompt": pd.DataFrame({"head": []}), "by_rank": pd.DataFrame({"head": []})}
@@ -412,7 +431,7 @@ def _reported(out: Path, text: Path) -> tuple[dict[str, str], dict[str, pd.DataF
     facts = _facts(card) if card.exists() else {}
     if facts:
         text_hash = about.get("held_out_sha256")
-        measured_on = facts.get("held_out_sha256", text_hash)  # tables that do not name their text count
+        measured_on = facts.get("held_out_sha256", text_hash)  # older tables do not name their text: taken to be this
         if measured_on == text_hash:
             known = facts["head_sha256"]
             tables = {name: pd.read_csv(out / f"heads_{name}.csv") for name in tables}

@@ -1,9 +1,11 @@
-"""Where training begins: heads that predict the target's next state as well as linear maps can.
+"""The weights that training begins with: heads that predict the target's next state as well as a linear map can.
 
-A head that begins at random, or as one of the target's own layers, learns in a million tokens to read the state it is
-given. It learns next to nothing from the token beside the state, because a token's embedding is a fourteenth of a
-state's size. A linear map knows before the first step what both are worth. So EAGLE's input layer begins as a linear
-map, and so do most of edd's attention heads.
+Training on a million tokens teaches a head to read the state that it is given, even if the head begins at random or as
+a copy of one of the target's layers. It teaches the head next to nothing about the token beside the state, because a
+token's embedding is a fourteenth of a state's size. A linear map, fitted before the first step, knows how much each of
+the two predicts. So EAGLE's input layer begins as a linear map, and so do most of EDD's attention heads.
+
+Rows, here, are token positions of the training text (``rows``), or the vectors that a layer reads there (``x``).
 """
 
 from collections.abc import Sequence
@@ -16,11 +18,11 @@ from specnb.heads import Eagle, Eagle3, Edd, Frozen, Spec, Vdm
 from specnb.heads.modules import Layer
 from training.features import Features
 
-SAMPLE = 60_000  # tokens that means and maps are taken from
+SAMPLE = 60_000  # tokens that the linear maps are fitted on
 
 
 def begin(head: nn.Module, model: PreTrainedModel, frozen: Frozen, data: Features) -> None:
-    """All that a new head is given before the first step; data: features of the text that is trained on."""
+    """Set the weights of a new head, before the first training step. data: features of the training text."""
     from_target(head, model)
     if isinstance(head, Edd):
         look(head, frozen, data)
@@ -33,11 +35,13 @@ def begin(head: nn.Module, model: PreTrainedModel, frozen: Frozen, data: Feature
 
 @torch.no_grad()
 def from_target(head: nn.Module, model: PreTrainedModel) -> None:
-    """Begin with the target's own layers: a vdm with its first and last, an edd with the last.
+    """Copy layers of the target: its first ones and its last into a vdm, its last into an edd.
 
-    An EAGLE's layer adds nothing yet; Medusa's blocks begin at zero by themselves. What the target's layers have
-    beside Llama's parts (biases of queries and keys) is left out. An edd or a vdm begins at random if the target's
-    layers lack some of Llama's parts.
+    A vdm is a small Llama of its own; an edd is one decoder layer that also attends to the target's states. The layer
+    of an EAGLE or EAGLE-3 begins by adding nothing to what it reads. Medusa's blocks begin at zero by themselves.
+
+    A head's layers have the parts of Llama's. Parts that the target has beside these (biases of queries and keys) are
+    left out. If the target lacks one of these parts, nothing is copied, and the head's layer stays random.
     """
     layers = [layer.state_dict() for layer in getattr(model.base_model, "layers", ())]
     if isinstance(head, Vdm) and layers:
@@ -49,7 +53,7 @@ def from_target(head: nn.Module, model: PreTrainedModel) -> None:
 
 
 def _copy_into_vdm(head: Vdm, layers: Sequence[dict[str, Tensor]]) -> None:
-    """The target's first layers and its last, each with as many inner MLP units as the vdm has."""
+    """Copy the target's first layers and its last, each with only as many inner units of the MLP as the vdm has."""
     own_layers = head.model.layers
     first = layers[: len(own_layers) - 1]
     last = layers[-1]
@@ -63,11 +67,11 @@ def _copy_into_vdm(head: Vdm, layers: Sequence[dict[str, Tensor]]) -> None:
 
 
 def _narrowed(layer: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-    """A layer's weights with so many of its MLP's inner units, in their order: those with the longest weight vectors.
+    """A layer's weights with only ``count`` of the MLP's inner units: those with the longest weight vectors, in order.
 
     A unit has three weight vectors: a row of gate_proj, a row of up_proj and a column of down_proj. Units are ranked
-    by the product of the three lengths. Example: with lengths (1, 1, 5) and (2, 2, 1) the products are 5 and 4, so
-    a count of 1 keeps the first unit.
+    by the product of the three lengths. Example: two units have the lengths (1, 1, 5) and (2, 2, 1). The products are
+    5 and 4, so a count of 1 keeps the first unit.
     """
     gate = layer["mlp.gate_proj.weight"]  # (units, width)
     up = layer["mlp.up_proj.weight"]  # (units, width)
@@ -86,9 +90,10 @@ def _narrowed(layer: dict[str, Tensor], count: int) -> dict[str, Tensor]:
 
 
 def _copy_into_edd(layer: Layer, theirs: dict[str, Tensor]) -> None:
-    """The target's layer, if it has all that ours has; key heads that it shares among query heads become copies.
+    """Copy a layer of the target, if it has all parts that an edd's layer has.
 
-    Example: a target with four query heads and the two key heads a and b gives an edd the key heads a, a, b, b.
+    In the target several query heads may share one key head. An edd has one key head per query head, so shared ones are
+    repeated. Example: four query heads and the two key heads a and b of the target become the key heads a, a, b, b.
     """
     spec = layer.spec
     weights = {}
@@ -106,7 +111,7 @@ def _copy_into_edd(layer: Layer, theirs: dict[str, Tensor]) -> None:
 
 
 def _add_nothing(layer: Layer) -> None:
-    """What attention and MLP add to a row becomes zero, so that the layer gives its rows back as they are."""
+    """Set to zero what attention and MLP add to a row, so that the layer returns its rows unchanged."""
     layer.o_proj.weight.zero_()
     layer.down_proj.weight.zero_()
 
@@ -116,13 +121,14 @@ def _add_nothing(layer: Layer) -> None:
 
 @torch.no_grad()
 def regress(head: Eagle | Eagle3, frozen: Frozen, data: Features) -> None:
-    """The fc begins as a ridge regression from what a row reads to the target's state at that row.
+    """Fit a head's input layer ``fc`` by ridge regression, from what a row reads to the target's state at that row.
 
-    EAGLE's predicts a token's feature from the token's embedding and the feature before it. EAGLE-3's has no bias and
-    knows no token: it predicts the state before its final norm from the states that it fuses, of the row before.
+    EAGLE's fc predicts the state of a token from the token's embedding and the state of the token before. EAGLE-3's fc
+    has no bias and reads no token: it predicts the state as it enters the final norm, from the states that EAGLE-3
+    fuses, of the token before.
     """
     rows = _sample(data)
-    before = []  # (n, width) each: the states that the head reads, of the row before
+    before = []  # (n, width) each: the states that the head reads, taken one token earlier
     for layer in head.layer.spec.layers:
         states = data.hidden[layer][rows - 1]
         before.append(states.to(frozen.rows.device).float())
@@ -145,30 +151,33 @@ def regress(head: Eagle | Eagle3, frozen: Frozen, data: Features) -> None:
 
 @torch.no_grad()
 def look(head: Edd, frozen: Frozen, data: Features) -> None:
-    """Turn half of the attention heads to the row's own token, half to the latest state; the MLP adds nothing yet.
+    """Make half of an edd's attention heads look at the row's own token, half at the latest state of the target.
 
-    data: features of the text that is trained on, with the states it reads and the last ones. An edd that reads no
-    states looks at tokens only. Example: with 4 attention heads of width 16, rows 0 to 31 of q_proj, k_proj and v_proj
-    belong to the two heads that look at tokens, rows 32 to 63 to the two that look at states.
+    Example: with 4 attention heads of width 16, rows 0 to 31 of q_proj, k_proj and v_proj belong to the two heads that
+    look at tokens, rows 32 to 63 to the two that look at states. In an edd that reads no states the latter add nothing.
 
-    Where a head looks is settled by two fixed vectors. A normed token's row x has w_q · x of about 1, so that every
-    token asks with the same query (``_falling``). A head's w_k · x is about 1 for the rows that it looks at and 0 for
-    the others, so that only those have a key, always the same one. The rotary embedding turns both by their positions,
-    and scores fall with the distance.
+    Where a head looks. Every token asks with the same query (see ``_falling``): its normed row x has w_q · x of about
+    1, and that number is multiplied by a fixed vector. The keys are made in the same way, but a head's w_k · x is about
+    1 only for the kind of row that it looks at, and about 0 for the other kind. The rotary embedding turns queries and
+    keys by their positions, and the query is chosen so that scores fall with the distance.
 
-    What a head brings back is the ridge regression of the target's next state, before its final norm, on both kinds of
-    row, at the rank that the heads have. It is fitted on states one and two places old.
+    What a head returns. A ridge regression predicts, from both kinds of row, what the layer is to add to the token's
+    row so that the sum is the target's next state before its final norm. The heads have room for its main directions.
+    The regression is fitted on states that are one and two tokens old. The MLP adds nothing yet.
+
+    data: features of the training text, with the states that the head reads and the last ones.
     """
     layer = head.layer
     spec = layer.spec
     rows = _sample(data)
     generator = torch.Generator().manual_seed(1)
-    ages = torch.randint(1, 3, (len(rows),), generator=generator)  # (n,): how many places back a row's state stands
+    ages = torch.randint(1, 3, (len(rows),), generator=generator)  # (n,): how many tokens old a row's state is
     tokens = _embedded(frozen, data, rows)  # (n, width)
     next_states = data.hidden[-1][rows].to(tokens)
-    missing = _before_norm(frozen, next_states) - tokens  # (n, width): what the layer is to add to a token's row
+    missing = _before_norm(frozen, next_states) - tokens  # (n, width): what the layer is to add to the token's row
 
-    kinds = [layer.input_layernorm(tokens)]  # (n, width) each: the rows that heads look at
+    # The slopes give most of the attention to the nearest row of a kind: 1 − e^−3 = 95 %, and 1 − e^−1.5 = 78 %.
+    kinds = [layer.input_layernorm(tokens)]  # (n, width) each: the rows that the heads look at
     queries = [_falling(spec, slope=3.0, steep=6, first=0)]  # (head_width,) each
     if spec.hidden_layer is not None:
         states = data.hidden[spec.hidden_layer][rows - ages].to(tokens)
@@ -179,28 +188,28 @@ def look(head: Edd, frozen: Frozen, data: Features) -> None:
     w_q = _ridge(kinds[0], ones)[:, 0]  # (width,)
 
     _add_nothing(layer)
-    heads_a_kind = spec.attention_heads // 2
-    count = heads_a_kind * spec.head_width  # numbers that the heads of one kind bring back
-    brought = []  # (n, count) each
+    heads_per_kind = spec.attention_heads // 2
+    count = heads_per_kind * spec.head_width  # numbers that the heads of one kind return
+    returned = []  # (n, count) each
     for number, weight in enumerate(_joint_ridge(kinds, missing)):
         x = kinds[number]
-        w_k = _telling_apart(kinds, number)
+        w_k = _indicator_weights(kinds, number)
         values = _main_directions(x, weight, count)
-        place = slice(number * count, (number + 1) * count)
+        weight_rows = slice(number * count, (number + 1) * count)
         query_of_one_head = torch.outer(queries[number].to(x), w_q)  # (head_width, width)
         key_of_one_head = torch.outer(fixed_key.to(x), w_k)
-        layer.q_proj.weight[place] = query_of_one_head.repeat(heads_a_kind, 1)
-        layer.k_proj.weight[place] = key_of_one_head.repeat(heads_a_kind, 1)
-        layer.v_proj.weight[place] = values.T
-        brought.append(x @ values)
-    output = _ridge(torch.cat(brought, 1), missing)  # (kinds · count, width)
+        layer.q_proj.weight[weight_rows] = query_of_one_head.repeat(heads_per_kind, 1)
+        layer.k_proj.weight[weight_rows] = key_of_one_head.repeat(heads_per_kind, 1)
+        layer.v_proj.weight[weight_rows] = values.T
+        returned.append(x @ values)
+    output = _ridge(torch.cat(returned, 1), missing)  # (kinds · count, width)
     layer.o_proj.weight[:, : len(output)] = output.T
 
 
 def _joint_ridge(kinds: Sequence[Tensor], y: Tensor) -> list[Tensor]:
-    """(width, b) weights for each kind of rows (n, width): the ridge regression of y (n, b) on all kinds together.
+    """The ridge regression of y (n, b) on all kinds of rows together: weights (width, b) for each kind (n, width).
 
-    Columns are brought to one spread first, as in ``_even_ridge``.
+    All columns are scaled to the same spread first, as in ``_even_ridge``.
     """
     scales = [x.std(0) + 1e-6 for x in kinds]
     even = [x / scale for x, scale in zip(kinds, scales, strict=True)]
@@ -209,10 +218,10 @@ def _joint_ridge(kinds: Sequence[Tensor], y: Tensor) -> list[Tensor]:
     return [weight / scale[:, None] for weight, scale in zip(weights, scales, strict=True)]
 
 
-def _telling_apart(kinds: Sequence[Tensor], chosen: int) -> Tensor:
-    """(width,) weights w with w · x of about 1 for rows x of the chosen kind, and of about 0 for those of the others.
+def _indicator_weights(kinds: Sequence[Tensor], chosen: int) -> Tensor:
+    """Weights w (width,) with w · x of about 1 for rows x of the chosen kind, and of about 0 for the other kinds.
 
-    Example: with the rows (1, 0) of one kind and (0, 1) of the other, w is near (1, 0) for the first kind.
+    Example: with the row (1, 0) of one kind and (0, 1) of the other, w is near (1, 0) for the first kind.
     """
     labels = []
     for number, rows in enumerate(kinds):
@@ -224,9 +233,10 @@ def _telling_apart(kinds: Sequence[Tensor], chosen: int) -> Tensor:
 
 
 def _main_directions(x: Tensor, weight: Tensor, count: int) -> Tensor:
-    """(width, count) weights that keep most of the prediction x @ weight (n, width) in so many numbers a row.
+    """Weights (width, count) that keep most of the prediction x @ weight (n, width) in ``count`` numbers per row.
 
-    They are its projections on those directions in which it varies most, each brought to a spread of 1.
+    The numbers are the prediction's projections on the directions in which it varies most, each scaled to a spread of
+    1.
     """
     predicted = x @ weight
     directions = torch.linalg.eigh(predicted.T @ predicted).eigenvectors  # (width, width), the strongest last
@@ -235,12 +245,12 @@ def _main_directions(x: Tensor, weight: Tensor, count: int) -> Tensor:
 
 
 def _before_norm(frozen: Frozen, states: Tensor) -> Tensor:
-    """States that left the final norm as they entered it, up to their length.
+    """Undo the final norm: the states as they entered it, up to their length.
 
-    A norm brings a row to a fixed length, multiplies it by gains and may add shifts. What it makes of a row of ones
-    and minus ones, and of its opposite, shows both, whatever it makes of its weights. Example: gains (2, 3) without
-    shifts turn (1, −1) into (2, −3) and (−1, 1) into (−2, 3). Half the difference, with the signs taken off, is
-    (2, 3), so the state (4, 3) entered as a multiple of (2, 1).
+    A norm scales a row to a fixed length, multiplies it by gains and may add shifts. Gains and shifts are found without
+    looking at its weights, by applying it to a row of ones and minus ones and to the opposite row. Example: gains
+    (2, 3) without shifts turn (1, −1) into (2, −3) and (−1, 1) into (−2, 3). Half of their difference, with the signs
+    taken off, is (2, 3). So the state (4, 3) entered as a multiple of (2, 1).
     """
     odd = torch.arange(states.shape[-1]) % 2  # (width,): 0, 1, 0, 1, …
     signs = 1 - 2 * odd.to(frozen.rows)  # (width,): 1, −1, 1, −1, …
@@ -252,14 +262,15 @@ def _before_norm(frozen: Frozen, states: Tensor) -> Tensor:
 
 
 def _sample(data: Features) -> Tensor:
-    """At most SAMPLE rows, rising, that have three others of their dialogue before them.
+    """At most SAMPLE rows, in rising order, each with three tokens of its dialogue before it.
 
-    A text's first state is an outlier. Example: of dialogues of 5 and 4 tokens, rows 3, 4 and 8 can be drawn.
+    The states of the first tokens are left out because a text's first state is an outlier. Example: dialogues of 5 and
+    4 tokens are rows 0 to 8, of which 3, 4 and 8 can be drawn.
     """
     lengths = data.start.diff()
     begins = data.start[:-1].repeat_interleave(lengths)  # (N,) where each token's dialogue begins
-    places = torch.arange(len(data.tokens)) - begins
-    rows = (places >= 3).nonzero()[:, 0]
+    positions = torch.arange(len(data.tokens)) - begins
+    rows = (positions >= 3).nonzero()[:, 0]
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(rows), generator=generator)
     drawn = rows[order[:SAMPLE]]
@@ -267,16 +278,16 @@ def _sample(data: Features) -> Tensor:
 
 
 def _embedded(frozen: Frozen, data: Features, rows: Tensor) -> Tensor:
-    """(n, width) float32 embeddings of the tokens at rows (n,)."""
+    """The embeddings (n, width) of the tokens at rows (n,), in float32."""
     tokens = data.tokens[rows].to(frozen.embedding.device)
     return frozen.embedding[tokens].float()
 
 
 def _ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
-    """(a, b) weights of the ridge regression of y (n, b) on x (n, a), without intercept.
+    """Ridge regression of y (n, b) on x (n, a) without intercept; weights (a, b).
 
     The penalty is ``strength`` times the mean square of x. Example: for x = (1, 3) and y = (2, 6) the mean square of x
-    is 5 and the mean product 10, so the weight is 10 / (5 + 0.01 · 5) = 1.98, a little less than 2.
+    is 5 and the mean product is 10. The weight is 10 / (5 + 0.01 · 5) = 1.98, a little less than 2.
     """
     gram = x.T @ x / len(x)  # (a, a)
     products = x.T @ y / len(x)  # (a, b)
@@ -286,22 +297,23 @@ def _ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
 
 
 def _even_ridge(x: Tensor, y: Tensor) -> Tensor:
-    """The same with columns of x brought to one spread, so that the ridge weighs alike on all of them."""
+    """Ridge regression after scaling the columns of x to the same spread, so that the penalty treats them alike."""
     scale = x.std(0) + 1e-6
     return _ridge(x / scale, y) / scale[:, None]
 
 
 def _falling(spec: Spec, *, slope: float, steep: int, first: int) -> Tensor:
-    """(head_width,) query whose score, against a key of ones and then zeros, falls with the distance from the key.
-
-    The rotary embedding turns query q and key, so that their product at distance d is a sum over frequencies j,
-    Σ q_j cos(d ω_j) − q_{half + j} sin(d ω_j), with ω_j = theta^(−j / half). The query is fitted, by least squares
-    with a small ridge, to a score that falls by ``slope`` a step up to the distance ``steep``, and by a fifth of it
-    from there to 60. What counts are differences between scores, so their mean is left out. first: the smallest
-    distance that occurs.
+    """A query (head_width,) whose score falls with the distance from the key. The key is half ones, then half zeros.
 
     Example: with slope 3 and steep 6, distances 1, 6 and 11 are to score 3, 18 and 21 less than distance 0. A head of
     width 64 (theta 10,000) comes as near as 2.8, 16.8 and 21.0.
+
+    The rotary embedding turns query q and key. Their product at distance d is a sum over the frequencies j,
+    Σ_j q_j cos(d ω_j) − q_{half + j} sin(d ω_j), with ω_j = theta^(−j / half). The query is fitted to the wanted
+    scores by least squares with a small ridge. Only differences between scores matter, so their mean is subtracted.
+
+    slope: how much the score falls per token, up to the distance ``steep``; from there to 60 it falls by a fifth of it.
+    first: the smallest distance that occurs.
     """
     half = spec.head_width // 2
     distance = torch.arange(first, 60, dtype=torch.float64)  # (distances,)
@@ -312,5 +324,5 @@ def _falling(spec: Spec, *, slope: float, steep: int, first: int) -> Tensor:
     slow = (distance - steep).clamp_min(0) / 5
     score = -slope * torch.minimum(distance, steep + slow)
     wanted = (score - score.mean())[:, None]
-    query = _ridge(waves, wanted, strength=0.1 / len(waves))[:, 0]
+    query = _ridge(waves, wanted, strength=0.1 / len(waves))[:, 0]  # about .002: a close fit
     return query.float() * spec.head_width**0.5  # attention divides scores by this root
