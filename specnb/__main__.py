@@ -26,8 +26,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--top-k", type=int, default=0, help="sample from the k likeliest tokens only (default 0: from all)"
     )
-    made.add_argument("--top-p", type=float, default=1.0,
-                      help="sample from the likeliest tokens of this total probability (default 1: from all)")  # fmt: skip
+    made.add_argument(
+        "--top-p", type=float, default=1.0, help="sample from the likeliest tokens that reach this probability"
+    )
     made.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
     made.add_argument("--bare", action="store_true", help="continue the prompt as it is, without a chat template")
     made.add_argument("--measure", action="store_true",

@@ -4,9 +4,10 @@ A sampler calls ``torch.rand(1) < 0.3`` and gets True or False. Here the number 
 but that it is uniform on (0, 1). The comparison tosses a coin of probability .3, and from then on the cell's number is
 known to lie in (0, .3), or in (.3, 1): asked again, it answers consistently.
 
-What a sampler holds in place of the number u is an ``Expression`` of it: ``Uniform`` is a + b u, and ``Noise`` is made
-of e = −log u, which is exponential. Samplers draw a token by an argmax over noisy scores, w / e or log w + g with
-Gumbel's g = −log e. Such an argmax is a race, and one draw decides it: the i-th score is the largest with probability w_i / Σ w.
+What a sampler holds in place of the number u is an ``Expression`` of it: ``Uniform`` is a + b u, and ``Noise`` is
+made of e = −log u, which is exponential. Samplers draw a token by an argmax over noisy scores: w / e, or log w + g with
+Gumbel's g = −log e. Such an argmax is a race, and one draw decides it: the i-th score is the largest with probability
+w_i / Σ w.
 Noise that takes part in a second race, with other weights, has a joint law with the first winner, which
 ``second_winner`` works out.
 """
