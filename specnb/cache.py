@@ -1,4 +1,7 @@
-"""TreeCache: a transformers Cache that takes a whole tree in and keeps one path of it."""
+"""TreeCache: a transformers Cache that takes in all nodes of a tree and keeps the accepted path.
+
+A slot is the index of a token's key and value in a layer's buffers.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,14 +13,17 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.cache_utils import Cache, DynamicLayer
 
-# By what name models of transformers take a cache: past_key_values, or cache from 5.24 on
+# The name of the cache argument in transformers' forwards: past_key_values, or cache from 5.24 on
 ARGUMENT = "past_key_values"
 if "cache" in signature(LlamaForCausalLM.forward).parameters:
     ARGUMENT = "cache"
 
 
 def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros of a tensor's dtype and device; if made in torch.inference_mode(), they can be written to outside, too."""
+    """Return zeros with the dtype and device of ``like``, which may be written to outside torch.inference_mode(), too.
+
+    A tensor made inside inference mode could not be, and a cache may outlive the block.
+    """
     with torch.inference_mode(False):
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
@@ -25,11 +31,11 @@ def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
 class TreeLayer(DynamicLayer):
     """One layer's keys and values in two buffers that double when full: a step appends without copying the past.
 
-    The first ``used`` slots of the buffers count, the others hold numbers without meaning. capacity: that of the first
-    buffers.
+    The first ``used`` slots of the buffers are valid; the others contain arbitrary numbers.
+    capacity: the number of slots of the first buffers.
     """
 
-    def __init__(self, capacity: int = 256):  # not super's, which would set keys and values
+    def __init__(self, capacity: int = 256):  # without super().__init__, which would set keys and values
         self.buffers = [torch.empty(0, device="cpu"), torch.empty(0, device="cpu")]  # keys, values
         self.used = 0
         self.is_initialized = False
@@ -49,7 +55,7 @@ class TreeLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
-        """Append (1, heads, n, head_dim) keys and values behind those in use; return all in use."""
+        """Append keys and values, (1, heads, n, head_dim) each; return all that are in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states)
         start = self.used
@@ -64,7 +70,7 @@ class TreeLayer(DynamicLayer):
         return self.keys, self.values
 
     def _larger(self, buffer: Tensor, start: int, new: Tensor) -> Tensor:
-        """A buffer with room for all in use, and the first ``start`` slots of the old one in it."""
+        """Return a buffer with room for all slots in use, with the first ``start`` slots of the old one copied."""
         batch, heads, _, width = new.shape
         slots = self.capacity if self.used <= self.capacity else 2 * self.used
         larger = zeros((batch, heads, slots, width), new)
@@ -73,10 +79,10 @@ class TreeLayer(DynamicLayer):
         return larger
 
     def drop(self, start: int, count: int) -> None:
-        """Forget count slots from start on; what stands behind them moves up."""
+        """Remove count slots from start on; the slots after them move up."""
         for buffer in self.buffers:
-            behind = buffer[..., start + count : self.used, :].clone()  # both places may overlap
-            buffer[..., start : self.used - count, :] = behind
+            later = buffer[..., start + count : self.used, :].clone()  # source and destination may overlap
+            buffer[..., start : self.used - count, :] = later
         self.used -= count
 
     def get_seq_length(self) -> int:
@@ -84,37 +90,40 @@ class TreeLayer(DynamicLayer):
 
 
 class TreeCache(Cache):
-    """Keys and values of the committed tokens, followed by those of a tree still standing for election.
+    """Keys and values of the committed tokens, followed by those of a tree that is not verified yet (pending slots).
 
-    ``length`` counts committed tokens. A forward pass appends its nodes behind them, in the order in which they
-    were fed; ``commit(slots)`` gathers the elected nodes into place (never crop and recompute) and drops the rest.
-    capacity: slots of its buffers to begin with. fixed: they are kept until they are full, for those who have recorded
-    where they lie; else they grow before, all layers at once.
-
-    Example: five tokens are committed and a tree of four nodes was fed, so slots 5 to 8 are pending, 0 to 3 as commit
-    counts them. ``commit([0, 2])`` keeps slot 5 where it is, copies slot 7 to slot 6, and drops the rest: seven tokens
+    Example: five tokens are committed and a tree of four nodes was fed, so slots 5 to 8 are pending; commit counts them
+    from 0 to 3. ``commit([0, 2])`` leaves slot 5 as it is, copies slot 7 to slot 6, and drops the rest: seven tokens
     are committed, none is pending.
+
+    ``length`` is the number of committed tokens. A forward pass appends its nodes after them, in the order in which
+    they were fed. ``commit(slots)`` moves the accepted nodes next to the committed ones and drops the rest; nothing is
+    computed again.
+
+    capacity: the number of slots of the first buffers.
+    fixed: True keeps the buffers at their addresses until they are full, for captured CUDA graphs. False lets all
+        layers grow together a little earlier.
     """
 
     def __init__(self, capacity: int = 256, *, fixed: bool = False):
         self.fixed = fixed
         super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity))
         self.length = 0
-        self.stores: list[Tensor] = []  # of ``shared``
+        self.stores: list[Tensor] = []  # the stacked buffers of all layers, see ``shared``
 
     @property
     def pending(self) -> int:
-        """Number of slots in use behind the committed ones."""
+        """The number of slots in use after the committed ones."""
         used = self.layers[0].used if self.layers else 0
         return used - self.length
 
     @property
     def capacity(self) -> int:
-        """Slots of a layer's buffers, 0 before the first forward."""
+        """The number of slots of a layer's buffers, 0 before the first forward."""
         return self.layers[0].buffers[0].shape[-2] if self.layers else 0
 
     def promote(self, count: int) -> None:
-        """Count the first pending slots as committed, where they stand; the others stay pending."""
+        """Commit the first count pending slots without moving them; the others stay pending."""
         if not 0 <= count <= self.pending:
             raise ValueError(f"cannot promote {count} of {self.pending} pending slots")
         self.length += count
@@ -136,43 +145,48 @@ class TreeCache(Cache):
         self.length += len(slots)
 
     def _gather(self, slots: list[int]) -> None:
-        """Copy pending slots of all layers to the first pending ones."""
-        in_place = 0  # so many stand where they should
+        """In all layers, copy these pending slots to the first pending ones."""
+        in_place = 0  # the number of first slots that need not move
         while in_place < len(slots) and slots[in_place] == in_place:
             in_place += 1
         sources = [self.length + slot for slot in slots[in_place:]]
         if not sources:
             return
         for store in self.shared():
-            rows = store.index_select(-2, torch.tensor(sources, device=store.device))
+            moved = store.index_select(-2, torch.tensor(sources, device=store.device))  # a copy: slots may overlap
             destination = store.narrow(-2, self.length + in_place, len(sources))
-            destination.copy_(rows)
+            destination.copy_(moved)
 
     def _make_room(self, fed: int) -> None:
-        """Grow all layers at once before one of them has to, unless they are fixed: else there are holes in memory."""
+        """Grow all layers together before a single one has to grow, unless they are fixed.
+
+        If layers grew one by one, their old buffers would leave holes in memory. Room for about two more trees of this
+        size must be left.
+        """
         if not self.fixed and self.length + 3 * fed > self.capacity:
             self._stack(2 * self.capacity)
         else:
-            self.shared()  # lets go of what the layers have outgrown
+            self.shared()  # called to free stores that the layers have outgrown
 
     def shared(self) -> list[Tensor]:
-        """All layers' buffers stacked, one tensor per device and shape, so that slots move in all of them at once."""
+        """Return all layers' buffers stacked, one tensor per device and shape, so that slots move in all at once."""
         if not self.stores or self.stores[0].shape[-2] != self.capacity:  # they have grown one by one
             self._stack(self.capacity)
         return self.stores
 
     def _stack(self, capacity: int) -> None:
-        """Move all layers' buffers into new stores of so many slots."""
-        alike: dict[tuple, list[tuple[TreeLayer, int]]] = defaultdict(list)  # device and shape → which have them
+        """Move all layers' buffers into new stores of this number of slots."""
+        # (device, shape) → the buffers that have them, each as its layer and 0 for keys or 1 for values
+        alike: dict[tuple, list[tuple[TreeLayer, int]]] = defaultdict(list)
         for layer in self.layers:
             for which, buffer in enumerate(layer.buffers):
                 alike[buffer.device, buffer.shape].append((layer, which))
         self.stores = []
-        for (_, shape), places in alike.items():
+        for (_, shape), owners in alike.items():
             *front, slots, width = shape
-            first_layer, which = places[0]
-            store = zeros((len(places), *front, capacity, width), first_layer.buffers[which])
+            first_layer, which = owners[0]
+            store = zeros((len(owners), *front, capacity, width), first_layer.buffers[which])
             self.stores.append(store)
-            for (layer, which), row in zip(places, store, strict=True):
-                row[..., :slots, :] = layer.buffers[which]
-                layer.buffers[which] = row
+            for (layer, which), larger in zip(owners, store, strict=True):
+                larger[..., :slots, :] = layer.buffers[which]
+                layer.buffers[which] = larger  # a view of the store

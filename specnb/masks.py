@@ -1,4 +1,4 @@
-"""What each node may see and where it stands: the attention mask and the position ids of a tree."""
+"""The attention mask and the position ids of a tree: what each node may see, and which position it has."""
 
 import sys
 from types import ModuleType
@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from specnb.tree import TokenTree
 
-Masks = Tensor | dict[str, Tensor] | None  # additive: for all layers, by kind of layer, or nothing hidden
-# Kinds of attention layers by transformers' names → the setting that says how far a layer sees, and what applies it.
+Masks = Tensor | dict[str, Tensor] | None  # additive: one for all layers, one per kind of layer, or none (all visible)
+# Kind of attention layer, by its name in transformers → (the setting with its window, transformers' function for it)
 WINDOWS = {
     "sliding_attention": ("sliding_window", "create_sliding_window_causal_mask"),
     "chunked_attention": ("attention_chunk_size", "create_chunked_causal_mask"),
@@ -18,9 +18,9 @@ WINDOWS = {
 
 
 def additive(may_see: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a (rows, columns) bool table into the 4-D additive mask (1, 1, rows, columns) transformers takes.
+    """Turn a (rows, columns) bool table into the additive mask (1, 1, rows, columns) that transformers takes.
 
-    It is added to attention scores: 0 where a row may see a column, the smallest number of its dtype where not.
+    The mask is added to attention scores: 0 where a row may see a column, else the smallest number of the dtype.
     """
     mask = torch.zeros(may_see.shape, dtype=dtype, device=may_see.device)
     mask.masked_fill_(~may_see, torch.finfo(dtype).min)
@@ -28,13 +28,13 @@ def additive(may_see: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def visible(tree: TokenTree, prefix_length: int) -> Tensor:
-    """(n, prefix_length + n) bool: each node sees the whole prefix, its ancestors and itself, nothing else."""
+    """(n, prefix_length + n) bool: each node sees all of the prefix, its ancestors and itself, nothing else."""
     prefix = torch.ones(len(tree), prefix_length, dtype=torch.bool, device="cpu")
     return torch.cat([prefix, tree.ancestors], dim=1)
 
 
 def tree_mask(tree: TokenTree, prefix_length: int, *, dtype: torch.dtype, device="cpu") -> Tensor:
-    """``visible`` as an additive mask behind a cached prefix: (1, 1, n, prefix_length + n)."""
+    """Return ``visible`` as an additive mask: (1, 1, n, prefix_length + n), for a tree after a cached prefix."""
     n = len(tree)
     mask = torch.zeros(1, 1, n, prefix_length + n, dtype=dtype, device=device)
     among_nodes = mask[..., prefix_length:]  # a view: (1, 1, n, n)
@@ -43,10 +43,10 @@ def tree_mask(tree: TokenTree, prefix_length: int, *, dtype: torch.dtype, device
 
 
 def layer_kinds(model: nn.Module) -> tuple[str, ...]:
-    """The kinds of attention layers a model has: "full_attention", those of WINDOWS, or others, which take no tree.
+    """The kinds of a model's attention layers: "full_attention", those of WINDOWS, or others, which take no tree.
 
-    Where a configuration names no kinds, all layers have the window it has, if the code that owns the layers applies
-    one: transformers' module of that model, whatever subclass or wrapper (a vision-language model) stands around it.
+    If the configuration does not name the kinds, all layers are of one kind. It is a kind of WINDOWS if the
+    configuration has its setting and transformers' code of the model applies it (``owners``), else "full_attention".
     """
     if not isinstance(model, PreTrainedModel):
         return ("full_attention",)  # a trained head
@@ -62,7 +62,10 @@ def layer_kinds(model: nn.Module) -> tuple[str, ...]:
 
 
 def owners(model: PreTrainedModel) -> list[ModuleType]:
-    """Transformers' modules that hold the code of a model's text layers; none for code from elsewhere."""
+    """The modules of transformers with the code of a model's text layers; none if the code is not transformers'.
+
+    A subclass, or a wrapper such as a vision-language model, has the owners of the text model inside it.
+    """
     text_type = model.config.get_text_config().model_type
     names: list[str] = []
     for part in model.modules():
@@ -76,9 +79,11 @@ def owners(model: PreTrainedModel) -> list[ModuleType]:
 
 
 def by_layer(mask: Tensor, model: nn.Module, rows: Tensor, columns: Tensor) -> Masks:
-    """An additive mask within the window of each kind of a model's layers, by position; a dict where kinds differ.
+    """Hide also what is outside the window of each kind of layer. Returns a dict if a model has several kinds.
 
-    mask: (…, n, m); rows (…, n), columns (m,): positions of the nodes and of the slots they look at.
+    mask: (…, n, m), the additive mask without windows.
+    rows: (…, n), the position of each node.
+    columns: (m,), the position of each cache slot that the nodes look at.
     """
     columns = columns.to(rows.device)
     by_kind: dict[str, Tensor] = {}
@@ -96,11 +101,10 @@ def by_layer(mask: Tensor, model: nn.Module, rows: Tensor, columns: Tensor) -> M
 
 
 def _outside_window(kind: str, size: int, rows: Tensor, columns: Tensor) -> Tensor:
-    """(…, n, m) bool: whether a position of rows (…, n) is kept from seeing one of columns (m,).
+    """(…, n, m) bool: True where a column's position is outside the window of a row's position.
 
-    A sliding layer sees the last size positions, a chunked one the chunk of size positions that a node stands in; that
-    nothing sees what comes later is another mask's matter. Example: with size 4, position 6 is kept from 0 to 2 in a
-    sliding layer, and from 0 to 3 in a chunked one.
+    Example: with size 4, position 6 sees positions 3 to 6 in a sliding layer, so 0 to 2 are outside. In a chunked layer
+    the chunks are 0 to 3 and 4 to 7, so 0 to 3 are outside. Later positions are hidden by the causal mask, not here.
     """
     rows = rows[..., None]
     if kind == "sliding_attention":
@@ -109,24 +113,26 @@ def _outside_window(kind: str, size: int, rows: Tensor, columns: Tensor) -> Tens
 
 
 def positions(tree: TokenTree, prefix_length: int) -> Tensor:
-    """(1, n) int64 position ids: prefix length + depth, so siblings share a position."""
+    """(1, n) int64: the position id of each node is prefix length + depth, so siblings share a position."""
     return (prefix_length + tree.depth)[None]
 
 
 def dual_block(block: Tensor) -> Tensor:
     """(n, 2n) bool, EDD's dual-block mask: columns are the target's states h_0…h_{n−1}, then the tokens t_0…t_{n−1}.
 
-    block: (n,) int64, the first row of each row's block. Token row i sees h before its block and the tokens of its
-    block up to itself. EDD (Zheng & Wang 2025), figure 3a and eq. 3 with h_{<jL}: h_{≤jL}, as printed, would show
-    the target's state at the block's root, which does not exist yet when the root's successors are drafted.
-
-    Example: four rows in blocks of two, block = (0, 0, 2, 2). Row 1 sees no state, and tokens 0 and 1; row 3 sees the
+    Example: four tokens in blocks of two, block = (0, 0, 2, 2). Row 1 sees no state, and tokens 0 and 1; row 3 sees the
     states 0 and 1, and tokens 2 and 3.
+
+    block: (n,) int64, the index of the first token of each token's block.
+
+    Token i sees the states before its block, and the tokens of its block up to itself. This is figure 3a of EDD
+    (Zheng & Wang 2025), and eq. 3 with h_{<jL}. As printed, with h_{≤jL}, the mask would show the target's state at the
+    first token of the block. That state does not exist yet when the next tokens are drafted.
     """
     n = len(block)
     column = torch.arange(n, device=block.device)[None, :]  # (1, n)
     row = column.T  # (n, 1)
-    first = block[:, None]  # (n, 1), of the row's block
+    first = block[:, None]  # (n, 1): where the row's block begins
     sees_state = column < first
     sees_token = (column >= first) & (column <= row)
     return torch.cat([sees_state, sees_token], dim=1)

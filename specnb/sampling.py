@@ -1,4 +1,8 @@
-"""From logits to probabilities to tokens: warps, residuals, and Coins, through which all randomness goes."""
+"""From logits to probabilities (``Warp``), and from probabilities to tokens (``Coins``, ``draw``).
+
+Coins are the only source of randomness of drafters and verifiers. A law is a probability distribution over the
+vocabulary, (V,).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +24,10 @@ MINUS_INFINITY = -128  # the bits of bfloat16's -inf, read as int16
 class Warp:
     """Temperature, then top-k, then top-p, as in transformers; the same for p and for q.
 
-    temperature 0 is the one-hot limit: all mass on the largest logit (the first one, if tied).
-    top_k 0 and top_p 1 are off. Raises ValueError outside 0 <= temperature < inf, top_k >= 0, 0 < top_p <= 1.
+    temperature: 0 <= temperature < inf; 0 puts all mass on the largest logit (the first one, if tied).
+    top_k: at least 0; 0 is off.
+    top_p: 0 < top_p <= 1; 1 is off.
+    Raises ValueError if a setting is not a number or is out of its range.
     """
 
     temperature: float = 1.0
@@ -49,7 +55,7 @@ class Warp:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         if self.temperature == 0:
             return self._one_hot(logits, dtype)
-        logits = self._tempered(logits.to(dtype))
+        logits = self._divide_by_temperature(logits.to(dtype))
         if 0 < self.top_k < logits.shape[-1]:
             smallest_kept = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
@@ -58,15 +64,15 @@ class Warp:
         return logits.softmax(-1)
 
     def _one_hot(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
-        """All mass on the largest logit; NaN where that is one, which verifiers refuse."""
+        """All mass on the largest logit. If a logit is NaN, the mass is NaN, and verifiers refuse it."""
         best = likeliest(logits)[..., None]
         is_nan = logits.gather(-1, best).isnan()
         mass = torch.where(is_nan, torch.nan, 1.0).to(dtype)
         nothing = torch.zeros(logits.shape, dtype=dtype, device=logits.device)
         return nothing.scatter_(-1, best, mass)
 
-    def _tempered(self, logits: Tensor) -> Tensor:
-        """logits / temperature, but for a number that is the same for all of a row, which softmax does not see."""
+    def _divide_by_temperature(self, logits: Tensor) -> Tensor:
+        """logits / temperature, up to one constant per row, which does not change the softmax."""
         if self.temperature == 1:
             return logits
         if self.temperature < NEAR_ZERO:  # a quotient would overflow
@@ -75,7 +81,7 @@ class Warp:
         return logits / self.temperature
 
     def _outside_nucleus(self, logits: Tensor) -> Tensor:
-        """(..., V) bool: the least likely tokens, of mass 1 − top_p together at most; never the likeliest."""
+        """(..., V) bool: the least likely tokens, of total mass 1 − top_p at most, but never the likeliest token."""
         rising, order = logits.sort(-1)
         is_tail = rising.softmax(-1).cumsum(-1) <= 1 - self.top_p
         is_tail[..., -1] = False
@@ -83,7 +89,7 @@ class Warp:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """(..., V) logits → (...) int64, the token with the largest one (the first, if tied); NaN counts as the largest."""
+    """(..., V) logits → (...) int64: the token of the largest logit (the first, if tied); NaN counts as the largest."""
     if logits.device.type != "cpu" or type(logits) is not Tensor:
         return logits.argmax(-1)
     if logits.dtype == torch.bfloat16:
@@ -96,10 +102,11 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 def _likeliest_by_bits(logits: Tensor) -> Tensor | None:
-    """``likeliest`` of bfloat16 logits, found among their bits read as int16; None where these do not tell.
+    """``likeliest`` of bfloat16 logits, found by comparing their bits as int16 (faster); None if that may err.
 
-    Above zero these numbers are ordered as their bits are. A NaN with a minus has bits between those of -inf and of the
-    largest whole number, -1: without one, what is largest in bits is so in value.
+    Positive bfloat16 numbers are in the same order as their bits. So the largest bits belong to the largest logit if
+    two things hold: they are above 0, and no logit is a NaN with a minus sign, which must count as the largest. Such a
+    NaN has bits between those of -inf and -1.
     """
     bits = logits.detach().view(torch.int16).numpy()
     best = bits.argmax(-1)
@@ -113,7 +120,7 @@ def _likeliest_by_bits(logits: Tensor) -> Tensor | None:
 
 
 def wide(numbers: Tensor) -> Tensor:
-    """The same numbers in float64; in float32 on a device that has no float64, as Apple's GPU."""
+    """Return the same numbers in float64, or in float32 on a device without float64, such as Apple's GPU."""
     try:
         return numbers.double()
     except TypeError:
@@ -121,7 +128,7 @@ def wide(numbers: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm([p − q]_+), the law of the recovered token after a rejection; p itself if no mass is left.
+    """norm([p − q]_+), the law of the recovered token after a rejection; p itself if [p − q]_+ is zero.
 
     p, q: (V,) float64. Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, eq. 3.
 
@@ -133,25 +140,25 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 class Coins(Protocol):
-    """All randomness of a drafter or verifier. ``exact.law`` replaces it by every outcome in turn.
+    """The source of all randomness of a drafter or a verifier. ``exact.law`` replaces it by every outcome in turn.
 
-    uniforms: the numbers behind the accept coins since the list was last cleared, for display; may stay empty.
+    uniforms: for display, the uniform number of each accept coin since the list was last cleared; may stay empty.
     """
 
     uniforms: list[float]
 
     def accept(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
 
     def choose(self, probabilities: Tensor) -> int:
-        """An index drawn from (V,) probabilities, which are normalised here."""
+        """Return an index drawn from (V,) probabilities. They need not sum to 1."""
 
 
 class RandomCoins:
-    """Pseudo-random coins; accept and choose have streams of their own, as have different purposes.
+    """Pseudo-random coins of a seed. Each purpose has independent streams, one for accept and one for choose.
 
-    A drafter and a verifier that shared a stream would break losslessness: decode gives them purpose 0 and 1.
-    ``uniforms`` keeps the numbers behind the accept coins since it was last cleared, for display.
+    decode gives the drafter purpose 0 and the verifier purpose 1: if they shared a stream, decoding would not be
+    lossless.
     """
 
     def __init__(self, seed: int = 0, purpose: int = 0):
@@ -168,12 +175,12 @@ class RandomCoins:
 
     def choose(self, probabilities: Tensor) -> int:
         cumulative = wide(probabilities).cumsum(0)  # (V,)
-        if cumulative.dtype != torch.float64:  # only the index that is chosen goes back to the device
+        if cumulative.dtype != torch.float64:  # no float64 on this device: add up on the CPU
             cumulative = probabilities.cpu().double().cumsum(0)
         total = cumulative[-1:]
-        reached = self._choose.random() * total
-        index = torch.searchsorted(cumulative, reached, right=True)
-        last = torch.searchsorted(cumulative, total)  # rounding may reach past the last mass
+        threshold = self._choose.random() * total
+        index = torch.searchsorted(cumulative, threshold, right=True)
+        last = torch.searchsorted(cumulative, total)  # the last index with mass: rounding may go beyond it
         index, last, mass = torch.cat([index, last, total]).tolist()  # one read off the device
         if not mass > 0:
             raise ValueError("cannot choose from probabilities without mass (all zero or not a number)")
@@ -181,10 +188,10 @@ class RandomCoins:
 
 
 def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Sequence[int]:
-    """Up to count children of one node from its (V,) law, in drawing order.
+    """Return up to count tokens for the children of a node, in drawing order.
 
-    POINT takes the most probable tokens; IID draws with replacement; SWOR without, and stops early when the
-    law has no mass left.
+    probabilities: (V,), the law of the node. POINT takes the most probable tokens. IID draws with replacement. SWOR
+    draws without replacement, and stops early when the law has no mass left.
     """
     if drawn is Drawn.POINT:
         return probabilities.topk(min(count, len(probabilities))).indices.tolist()
@@ -203,10 +210,12 @@ def draw(probabilities: Tensor, count: int, drawn: Drawn, coins: Coins) -> Seque
 def draw_rows(
     laws: Tensor, counts: Sequence[int], drawn: Drawn, coins: Coins
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``draw`` for each of (m, V) laws and m counts: every child's row, token and probability, read at once.
+    """Apply ``draw`` to each of (m, V) laws. Returns the law's row, the token and the probability of every child.
 
     Example: POINT, the laws (.5, .3, .2) and (.1, .2, .7), counts (2, 1): rows (0, 0, 1), tokens (0, 1, 2) and
     probabilities (.5, .3, .7).
+
+    For POINT the laws are read off the device at once.
     """
     if drawn is Drawn.POINT:
         return _top_rows(laws, counts)
@@ -219,7 +228,7 @@ def draw_rows(
 
 
 def _top_rows(laws: Tensor, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``draw_rows`` for POINT: as many of the most probable tokens of each row as its count says."""
+    """``draw_rows`` for POINT: the count most probable tokens of each row."""
     widest = min(max(counts), laws.shape[1])
     top = laws.topk(widest)
     both = torch.stack([wide(top.indices), wide(top.values)])  # (2, m, widest)

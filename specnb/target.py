@@ -1,4 +1,7 @@
-"""Target: the model whose law must not change. One forward pass scores a whole tree."""
+"""Target: the model whose law must not change. One forward pass scores all nodes of a tree.
+
+A law is a probability distribution over the vocabulary. The root of a tree is the last committed token.
+"""
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,17 +24,17 @@ from specnb.tree import TokenTree
 
 @dataclass(frozen=True)
 class Scores:
-    """What one forward pass says about n nodes.
+    """The result of one forward pass over n nodes.
 
-    logits: (n, V) in the model's dtype, row i is the prediction *after* node i.
-    hidden: layer index as in transformers' hidden_states (negative counts from the end) → (n, width).
+    logits: (n, V) in the model's dtype; row i predicts the token *after* node i.
+    hidden: layer → (n, width) hidden states. A layer is an index into transformers' hidden_states; -1 is the last.
     """
 
     logits: Tensor
     hidden: dict[int, Tensor] = field(default_factory=dict)
 
 
-# Types whose forward is another on a tree than along its paths, for a reason that no general question finds.
+# Model types that score a tree differently from its paths, for a reason that the checks below do not find.
 ODD = {
     "diffusion_gemma": "it is no causal language model: it writes by diffusion",
     "kosmos-2.5": "its positions do not begin at 0",
@@ -42,10 +45,10 @@ ODD = {
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """Number of positions the model was made for.
+    """Return the number of positions that the model was made for.
 
-    With LongRoPE (Phi-3's long contexts) only those of its short factors: one position further a plain forward rotates
-    all its keys by the long factors, while those in the cache were rotated by the short ones.
+    With LongRoPE (Phi-3's long contexts) these are only the positions of its short factors. One position further, a
+    plain forward rotates all keys by the long factors, while keys in the cache were rotated by the short ones.
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
@@ -55,7 +58,7 @@ def context_length(model: PreTrainedModel) -> int:
 
 
 def refusal(model: PreTrainedModel) -> str | None:
-    """Why a model cannot score a tree as it scores the tree's paths one by one; None for one that can."""
+    """Return why a model cannot score a tree as it scores the tree's paths one by one; None if it can."""
     kind = model.config.model_type
     if kind in ODD:
         return ODD[kind]
@@ -72,10 +75,10 @@ def refusal(model: PreTrainedModel) -> str | None:
 
 
 def _refused_inputs(model: PreTrainedModel) -> str | None:
-    """Why a model cannot be given a tree's nodes; None if it can."""
+    """Return why a model cannot be given a tree's nodes; None if it can."""
     takes = forward_arguments(model)
     if not takes:
-        return "its forward does not say what it takes: neither it nor a base class names its arguments"
+        return "the arguments of its forward are unknown: neither it nor a base class names them"
     if ARGUMENT not in takes:
         return f"its forward names no cache ({ARGUMENT}) among its arguments"
     if "position_ids" not in takes:
@@ -84,14 +87,18 @@ def _refused_inputs(model: PreTrainedModel) -> str | None:
         )
     if not model.can_generate():
         return "it has no language-model head: load it with AutoModelForCausalLM"
-    said, read = output_rows(model), input_rows(model)
-    if said > read:
-        return f"it says {said} tokens and can read {read}: resize both with model.resize_token_embeddings({said})"
+    logit_count = output_rows(model)
+    readable = input_rows(model)
+    if logit_count > readable:
+        return (
+            f"it says {logit_count} tokens and can read {readable}: "
+            f"resize both with model.resize_token_embeddings({logit_count})"
+        )
     return None
 
 
 def _refused_attention(model: PreTrainedModel) -> str | None:
-    """Why a model's layers would not heed a tree mask; None if they do."""
+    """Return why a model's layers would not apply a tree mask; None if they do."""
     config = model.config.get_text_config()
     attention = config._attn_implementation
     unknown = set(masks.layer_kinds(model)) - {"full_attention", *masks.WINDOWS}
@@ -117,7 +124,7 @@ def _refused_attention(model: PreTrainedModel) -> str | None:
 
 
 def forward_arguments(model: PreTrainedModel) -> set[str]:
-    """The names that a model's forward takes; where it takes any others, too (**kwargs), those of its base class's."""
+    """Return the names of the arguments of a model's forward. If it takes **kwargs, its base class's are included."""
     return _arguments_of(type(model))
 
 
@@ -128,14 +135,16 @@ def _arguments_of(kind: type) -> set[str]:
         if "forward" not in vars(base) or base is nn.Module:
             continue
         parameters = inspect.signature(base.forward).parameters.values()
-        names |= {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+        named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        names |= {parameter.name for parameter in parameters if parameter.kind in named_kinds}
+        takes_others = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+        if not takes_others:
             break
     return names - {"self"}
 
 
 def output_rows(model: PreTrainedModel) -> int:
-    """The number of logits that a model gives: rows of its output matrix, which may be padded, quantised or packed."""
+    """Return the number of logits of a model: the rows of its output matrix, more than its tokens if it is padded."""
     layer = model.get_output_embeddings()
     weight = getattr(layer, "weight", None)
     if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point():
@@ -145,60 +154,64 @@ def output_rows(model: PreTrainedModel) -> int:
 
 
 def input_rows(model: PreTrainedModel) -> int:
-    """The number of token ids that a model can read."""
+    """Return the number of token ids that a model can read: the rows of its embedding matrix."""
     rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
     return rows or model.config.get_text_config().vocab_size
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Where a model wants its inputs: where its weights lie, or, if accelerate offloads them, where it computes."""
+    """Return the device for a model's inputs: where its weights are or, if they are offloaded, where it computes."""
     if model.device.type != "meta":
         return model.device
     for module in (model.get_input_embeddings(), model):
-        hook = getattr(module, "_hf_hook", None)
-        for one in getattr(hook, "hooks", [hook]):
-            device = getattr(one, "execution_device", None)
+        outer_hook = getattr(module, "_hf_hook", None)
+        for hook in getattr(outer_hook, "hooks", [outer_hook]):  # accelerate may chain several in one
+            device = getattr(hook, "execution_device", None)
             if device is not None:
                 return torch.device(device)
     return model.device
 
 
 class Forwards(Protocol):
-    """Forwards of one model, done in another way than by calling it.
+    """Another way to compute a model's forwards than to call it.
 
-    ``models.Graphs`` replays recorded ones; those of ``models.Invariant`` have bits that do not depend on the tree.
+    ``models.Graphs`` replays captured CUDA graphs. ``models.Invariant`` computes logits whose bits do not depend on the
+    tree.
     """
 
     model: nn.Module
 
     def empty(self) -> TreeCache:
-        """The cache of a new generation."""
+        """Return the empty cache of a new generation."""
 
     def score(
         self, cache: TreeCache, rows: Tensor, positions: Tensor, mask: masks.Masks, hidden_layers: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]] | None:
-        """Logits (n, V) and hidden states of the nodes of a tree behind all that is in the cache; see ``Graphs.score``.
+        """Score the nodes of a tree that follows everything in the cache; the arguments are those of ``Graphs.score``.
 
-        None for a tree that does not fit: the model is called instead.
+        Returns logits (n, V) and hidden states, layer → (n, width); or None for a tree that it cannot take, and then
+        the model is called instead.
         """
 
 
 def of_model(forwards: Forwards | None, model: nn.Module) -> Forwards | None:
-    """The forwards, or None; ValueError if they are those of another model."""
+    """Return the forwards, or None if there are none; ValueError if they belong to another model."""
     if forwards is not None and forwards.model is not model:
         raise ValueError(f"these forwards are of another {type(forwards.model).__name__}: make them of the very model")
     return forwards
 
 
-_BORROWED: WeakKeyDictionary = WeakKeyDictionary()  # models in evaluation mode for a while → users, modules in training
+# model that ``evaluating`` has put into evaluation mode → (number of its users, the modules that were in training mode)
+_BORROWED: WeakKeyDictionary = WeakKeyDictionary()
 _LOCK = Lock()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; a model in training gets each module's own mode back, from the last of its users.
+    """Put a model into evaluation mode within a with block.
 
-    Several threads may compute with one model at a time.
+    Several threads may do so with one model at a time. When the last of them leaves its block, each module gets back
+    the mode that it had before.
     """
     with _LOCK:
         users, training = _BORROWED.get(model, (0, []))
@@ -219,21 +232,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def call_options(model: nn.Module, **options) -> dict:
-    """Of these options of a forward those that the model takes; a mixture of experts is asked for no router's loss."""
+    """Return those options that the model's forward takes."""
     if not isinstance(model, PreTrainedModel):
-        return options  # a trained head
+        return options  # a trained draft head, which takes them all
     takes = forward_arguments(model)
-    options["output_router_logits"] = False
+    options["output_router_logits"] = False  # a mixture of experts need not compute its router's loss
     return {name: value for name, value in options.items() if name in takes}
 
 
 def layers_dtype(model: PreTrainedModel) -> torch.dtype:
-    """The dtype of a model's layers, in which their masks are; embedding and output matrix may have another."""
+    """Return the dtype of a model's layers, which their masks must have. Embedding and output matrix may differ."""
     outside: set[int] = set()  # ids of the parameters of embedding and output matrix
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
         if module is not None:
             outside |= {id(parameter) for parameter in module.parameters()}
-    sizes: dict[torch.dtype, int] = {}  # dtype → numbers that layers have of it
+    sizes: dict[torch.dtype, int] = {}  # dtype → number of the layers' weights that have it
     for parameter in model.parameters():
         if parameter.is_floating_point() and id(parameter) not in outside:
             sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
@@ -245,13 +258,16 @@ def layers_dtype(model: PreTrainedModel) -> torch.dtype:
 class Target:
     """A causal language model with a TreeCache: prefill, forward(tree), commit(path).
 
-    The cache holds every committed token except the last one, the root, whose key and value are written by the
-    forward pass that scores its tree. hidden_layers names the hidden states that drafters ask for. window
-    (``models.Window``): keep only attention sinks and recent tokens (StreamingLLM): bounded memory, and no longer the
-    model's own text once something has been evicted; its evictor(model) is called with the cache after each commit.
-    forwards: how this model's forwards are done, if not by calling it: recorded (``models.Graphs``), or so that their
-    bits do not depend on the tree (``models.Invariant``). serving: the generation that has begun last with this target,
-    set by ``decode.steps``, which lets no earlier one go on; None before the first.
+    The cache contains every committed token except the last one, the root. The root's key and value are written by the
+    forward pass that scores its tree.
+
+    model: a causal language model of transformers.
+    hidden_layers: the layers whose hidden states each forward returns, for drafters that read them.
+    window: None, or a ``models.Window``: the cache keeps only the first and the latest tokens (StreamingLLM). Memory is
+        bounded, but once a token has been evicted the text is no longer the model's own.
+    forwards: None to call the model, or another way to compute its forwards: ``models.Graphs`` or ``models.Invariant``.
+    serving: an attribute that ``decode.steps`` sets to a mark of the generation that began last with this target, to
+        stop any earlier one; None before the first.
     Raises ValueError on a model that cannot score trees.
     """
 
@@ -282,12 +298,12 @@ class Target:
 
     @property
     def vocabulary(self) -> int:
-        """The number of its logits."""
+        """The number of the model's logits."""
         return output_rows(self.model)
 
     @property
     def readable(self) -> int:
-        """The number of tokens that it can read; those of pictures, for example, are read and never said."""
+        """The number of token ids that the model can read; picture tokens, for example, are read but not predicted."""
         return input_rows(self.model)
 
     @property
@@ -295,9 +311,10 @@ class Target:
         return context_length(self.model)
 
     def prefill(self, tokens: Sequence[int]) -> dict[int, Tensor]:
-        """Start over with these tokens in the cache (the prompt without its last token; may be empty).
+        """Start over with these tokens in the cache.
 
-        Returns the hidden states asked for, (len(tokens), width) each.
+        tokens: the prompt without its last token; may be empty.
+        Returns the hidden states of ``hidden_layers``, layer → (len(tokens), width).
         """
         check_tokens(tokens, self.readable)
         if len(tokens) >= self.context:
@@ -308,15 +325,15 @@ class Target:
         if not len(tokens):
             return {}
         ids = torch.tensor([list(tokens)], device="cpu")
-        places = torch.arange(len(tokens), device="cpu")
-        scores = self._run(ids, places[None], None, logits_to_keep=1)
+        positions = torch.arange(len(tokens), device="cpu")
+        scores = self._run(ids, positions[None], None, logits_to_keep=1)
         self.cache.promote(len(tokens))
         if self.evict:
             self.evict(self.cache)
         return scores.hidden
 
     def forward(self, tree: TokenTree) -> Scores:
-        """Score all nodes of a tree that hangs off the last committed token, in one pass."""
+        """Score all nodes of a tree, whose root is the last committed token, in one forward pass."""
         if self.tree is not None:
             raise RuntimeError("the last tree has not been committed: call commit(path) before the next forward")
         check_tokens(tree.token_list, self.readable)
@@ -327,19 +344,22 @@ class Target:
                 f"of {self.context}: shorten the prompt, max_new_tokens or the tree"
             )
         evicted = self.evict.evicted if self.evict else 0
-        places = masks.positions(tree, length + evicted)
+        positions = masks.positions(tree, length + evicted)  # (1, n)
         mask = None
-        if len(tree) > 1 or (self.forwards and self.windowed):  # a root alone sees what a model lets it see
+        if len(tree) > 1 or (self.forwards and self.windowed):  # the model itself masks a root alone correctly
             mask = masks.tree_mask(tree, length, dtype=self.dtype, device=device_of(self.model))
             if self.windowed:
-                columns = torch.cat([torch.arange(length, device="cpu"), places[0]])
-                mask = masks.by_layer(mask, self.model, places[0], columns)
-        scores = self._run(tree.tokens[None], places, mask)
+                columns = torch.cat([torch.arange(length, device="cpu"), positions[0]])
+                mask = masks.by_layer(mask, self.model, positions[0], columns)
+        scores = self._run(tree.tokens[None], positions, mask)
         self.tree = tree
         return scores
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep the root and the accepted path (nodes of the tree last scored, root excluded)."""
+        """Keep the root and the accepted path in the cache; drop the tree's other nodes.
+
+        path: nodes of the tree scored last, from the root (excluded) downwards.
+        """
         if self.tree is None:
             raise RuntimeError("nothing to commit: call forward(tree) first")
         if path and tuple(path) != self.tree.path(path[-1]):
@@ -352,8 +372,9 @@ class Target:
     def check(self, *, seed: int = 0) -> float:
         """Compare random trees with plain forwards over their paths, and a few steps with the model's ``generate``.
 
-        Returns the largest error of a logit, as a share of the largest logit; ``selfcheck.check`` says more. Raises
-        ValueError if it is more than rounding. Afterwards the cache holds what was scored: start with ``prefill``.
+        Returns the largest error of a logit, as a share of the largest logit; see ``selfcheck.check``. Raises
+        ValueError if the error is more than rounding. Afterwards the cache contains the tested tokens: call ``prefill``
+        before the next use.
         """
         from specnb import selfcheck  # which imports this module
 
@@ -377,7 +398,7 @@ class Target:
 
 
 def token_ids(tokens: Iterable[int]) -> list[int]:
-    """Token ids as a list; ValueError unless they are whole numbers (text, floats and batches are not)."""
+    """Return token ids as a list; ValueError unless they are whole numbers (text, floats and batches are not)."""
     try:
         return [index(token) for token in tokens]
     except TypeError as error:
@@ -385,7 +406,7 @@ def token_ids(tokens: Iterable[int]) -> list[int]:
 
 
 def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:
-    """ValueError unless all token ids lie in 0..vocabulary-1."""
+    """ValueError unless all token ids are in 0..vocabulary-1."""
     if not len(tokens):
         return
     if min(tokens) < 0 or max(tokens) >= vocabulary:

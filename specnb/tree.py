@@ -1,4 +1,8 @@
-"""TokenTree, Draft and Verdict: what drafters propose, masks are cut from, and verifiers walk and return."""
+"""TokenTree, Draft and Verdict: the data that drafters, masks and verifiers exchange.
+
+A drafter proposes a Draft, which is a TokenTree with the draft model's probabilities. The attention mask is made from
+the tree, and a verifier returns a Verdict. A law is a probability distribution over the vocabulary.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +16,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """A token tree as two flat arrays; node 0 is the root, the last committed token, not yet in the cache.
-
-    tokens:  (n,) int64; parents: (n,) int64, parents[0] = -1 and parents[i] < i for every other node.
-    Siblings stand in the order in which they were drawn (or ranked): verifiers go by index.
-    Raises ValueError on two roots, a parent after its child, arrays of different length or another dtype.
+    """A token tree as two flat arrays. Node 0 is the root: the last committed token, which is not in the cache yet.
 
     Example: ``TokenTree([7, 5, 6, 5], [-1, 0, 0, 1])`` is the root 7, its children 5 (node 1) and 6 (node 2), and
     another 5 (node 3) below the first.
+
+    tokens: (n,) int64, the token of each node.
+    parents: (n,) int64, the parent of each node; parents[0] = -1 and parents[i] < i for every other node.
+
+    Siblings are in the order in which they were drawn (or ranked), because verifiers try them by index. Raises
+    ValueError on a second root, a parent after its child, a negative token id, arrays of different length, no node, or
+    values that are not integers.
     """
 
     tokens: Tensor
@@ -88,14 +95,14 @@ class TokenTree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """(n, n) bool: ancestors[i, j] says that j is i itself or lies on the path from the root to i."""
+        """(n, n) bool: ancestors[i, j] is True if j is i itself or an ancestor of i."""
         seen = np.eye(len(self), dtype=bool)
         for node, parent in enumerate(self.parent_list[1:], start=1):
             seen[node] |= seen[parent]
         return torch.from_numpy(seen)
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root (excluded) down to the given node (included); () for the root."""
+        """The nodes from the root (excluded) down to a node (included); () for the root."""
         self._check_in_tree([node])
         nodes = []
         while node > 0:
@@ -109,8 +116,8 @@ class TokenTree:
                 raise ValueError(f"node {node} is not in this tree of {len(self)} nodes")
 
     def path_tokens(self, node: int) -> tuple[int, ...]:
-        """Tokens along ``path(node)``."""
-        return tuple(self.token_list[step] for step in self.path(node))
+        """The tokens of the nodes of ``path(node)``."""
+        return tuple(self.token_list[ancestor] for ancestor in self.path(node))
 
     # ---- constructors -----------------------------------------------------------------------------------
 
@@ -118,8 +125,7 @@ class TokenTree:
     def from_paths(cls, paths: Iterable[Sequence[int]], *, root: int = 0) -> "TokenTree":
         """The trie of token paths: paths that begin alike share nodes.
 
-        Example: [(4, 5), (4, 6)] is a node 4 below the root, and 5 and 6 below it. With ranks as tokens it is a static
-        shape.
+        Example: [(4, 5), (4, 6)] makes a node 4 below the root, and 5 and 6 below it.
         """
         tokens = [root]
         parents = [-1]
@@ -136,21 +142,24 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> "TokenTree":
-        """A single path; tokens[0] is the root."""
+        """The tree with a single path; tokens[0] is the root."""
         parents = range(-1, len(tokens) - 1)
         return cls([int(token) for token in tokens], list(parents))
 
     # ---- new trees from old ones ------------------------------------------------------------------------
 
     def grow(self, tokens: Tensor, parents: Tensor) -> "TokenTree":
-        """The tree with more leaves, below nodes it has; the depth of the old ones is not computed again."""
+        """Return the tree with new nodes below existing ones. The depths of the old nodes are not computed again.
+
+        tokens, parents: (m,) int64 each, of the new nodes; every parent is a node of this tree.
+        """
         tree = TokenTree(torch.cat([self.tokens, tokens]), torch.cat([self.parents, parents]))
         new_depth = self.depth[parents] + 1
         tree.__dict__["depth"] = torch.cat([self.depth, new_depth])  # where cached_property looks for it
         return tree
 
     def keep(self, nodes: Iterable[int]) -> "TokenTree":
-        """The tree of the given nodes, in index order; ValueError if a kept node's parent is left out."""
+        """Return the tree of the root and these nodes, in index order; ValueError if a kept node lacks its parent."""
         kept = sorted({0, *nodes})
         self._check_in_tree(kept)
         new_number = {old: new for new, old in enumerate(kept)}
@@ -163,7 +172,7 @@ class TokenTree:
         return TokenTree(self.tokens[kept], torch.tensor(parents, device="cpu"))
 
     def merge(self, other: "TokenTree") -> "TokenTree":
-        """The trie union of two trees with the same root token; this tree's nodes come first."""
+        """Return the trie union of two trees with the same root token; the nodes of this tree come first."""
         if self.token_list[0] != other.token_list[0]:
             raise ValueError(f"cannot merge trees with roots {self.token_list[0]} and {other.token_list[0]}")
         ours = [self.path_tokens(node) for node in range(len(self))]
@@ -172,7 +181,7 @@ class TokenTree:
 
 
 class Drawn(Enum):
-    """How the children of a node came about; a verifier is lossless for some of these only."""
+    """How the children of a node were made. Most verifiers are lossless for some of these only."""
 
     POINT = "point"  # chosen, not drawn (top-k, retrieval): each sibling's law is one-hot
     IID = "iid"  # drawn independently from q: duplicates may occur
@@ -181,10 +190,11 @@ class Drawn(Enum):
 
 @dataclass(frozen=True)
 class Expansion:
-    """One forward of a draft model: what it was given and how long it took.
+    """One forward of a draft model.
 
-    nodes: how many nodes were expanded. mass: the sum of their path probabilities, SALF's S_i. seconds: on the wall
-    clock, without waiting for a GPU to finish.
+    nodes: the number of expanded nodes.
+    mass: the sum of their path probabilities (S_i in the SALF paper).
+    seconds: wall-clock seconds, without waiting for a GPU to finish.
     """
 
     nodes: int
@@ -194,19 +204,23 @@ class Expansion:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A token tree together with the law it was drawn from.
+    """A token tree, with the laws that its nodes were drawn from.
 
-    q: (n, V) float32 or wider, q[i] is the law node i's children were drawn from (rows of leaves are not read);
-       None for a POINT draft. Over a reduced vocabulary q is (n, V_d) and ids (V_d,) int64, sorted, says which.
-    auxiliary: (n,) bool, nodes that ride the forward pass but never stand for election. They must be extra nodes:
-       to take a child that was drawn from q out of the election would bias the output.
-    scores: (n,) the drafter's own probability of each path, for growth, figures and calibration.
-    sources: (n,) int64, each node's number in the tree that a draft model has grown, -1 for a node that was not drafted
-       by it; None where no draft model was asked. By them TreeDrafter finds its nodes again when some were dropped,
-       or others added.
-    expansions: the forwards of the draft model that made this draft, in their order; () where there were none.
-    Raises ValueError on shapes that do not fit, on an elected node below an auxiliary one, and on sources that name
-    no tree: of the root other than 0, or of a node whose parent has none.
+    tree: the draft tree, its root first.
+    q: (n, V) float32 or wider. q[i] is the law that the children of node i were drawn from; rows of leaves are not
+        read. None for a POINT draft. With a reduced vocabulary q is (n, V_d).
+    drawn: how children were made: POINT, IID or SWOR, the same for all nodes.
+    ids: (V_d,) int64, rising: the token ids of q's columns with a reduced vocabulary; None for the full one.
+    auxiliary: (n,) bool, True for a node that rides the target's forward pass but can never be accepted; None if all
+        nodes are candidates. Only extra nodes may be auxiliary: if a child that was drawn from q could not be
+        accepted, the output would be biased.
+    scores: (n,) the drafter's probability of each path, for growth, figures and calibration.
+    sources: (n,) int64, the index of each node in the tree that a draft model has grown, -1 for a node that it did not
+        draft. None if no draft model was used. TreeDrafter finds its nodes by them when nodes were dropped or added.
+    expansions: the forwards of the draft model that made this draft, in order; () if there were none.
+
+    Raises ValueError on shapes or dtypes that do not fit, on a candidate below an auxiliary node, and on sources that
+    cannot be indices of one tree: the root's must be 0, and a node that has one needs a parent that has one.
     """
 
     tree: TokenTree
@@ -242,7 +256,7 @@ class Draft:
         if self.ids.dtype != torch.int64 or self.ids.dim() != 1:
             raise ValueError(f"ids must be int64 of shape (V_d,), got {_kind(self.ids)}")
         if len(self.ids) != columns:
-            raise ValueError(f"ids must hold one token id per column of q ({columns}), got {len(self.ids)}")
+            raise ValueError(f"ids must contain one token id per column of q ({columns}), got {len(self.ids)}")
         falls = self.ids.diff() <= 0
         if falls.any():
             column = int(falls.nonzero()[0])
@@ -285,30 +299,30 @@ class Draft:
 
     @cached_property
     def candidates(self) -> tuple[tuple[int, ...], ...]:
-        """children of every node, without auxiliary ones: those that stand for election, in drawing order."""
+        """candidates[i]: the children of node i that may be accepted, in drawing order; auxiliary ones are left out."""
         if self.auxiliary is None:
             return self.tree.children
         is_auxiliary = self.auxiliary.tolist()
         candidates = []
         for below in self.tree.children:
-            elected = tuple(child for child in below if not is_auxiliary[child])
-            candidates.append(elected)
+            acceptable = tuple(child for child in below if not is_auxiliary[child])
+            candidates.append(acceptable)
         return tuple(candidates)
 
     @cached_property
     def candidate_rows(self) -> int:
-        """Number of rows up to the last candidate: the auxiliary nodes behind it need no law p."""
+        """The number of nodes up to the last candidate. Auxiliary nodes after it need no row of p."""
         if self.auxiliary is None:
             return len(self.tree)
-        stands_for_election = ~self.auxiliary
-        return 1 + int(stands_for_election.nonzero()[-1])
+        is_candidate = ~self.auxiliary
+        return 1 + int(is_candidate.nonzero()[-1])
 
     @cached_property
     def columns(self) -> Tensor:
-        """(n,) int64: the column of q in which each node's token stands.
+        """(n,) int64: the column of q that belongs to each node's token.
 
-        Example: with ids (2, 5, 8), a node of token 5 has column 1. The root's token need have no column; its number
-        means nothing then. ValueError where another token has none.
+        Example: with ids (2, 5, 8), a node of token 5 has column 1. The root's token may be missing from ids; its entry
+        has no meaning then. ValueError if another node's token is missing.
         """
         if self.ids is None:
             return self.tree.tokens
@@ -323,14 +337,14 @@ class Draft:
 
     @cached_property
     def ids_there(self) -> Tensor:
-        """ids on the device of q."""
+        """The ids, on the device of q."""
         return self.ids.to(self.q.device)
 
     def keep(self, nodes: Iterable[int]) -> "Draft":
-        """The draft of the given nodes and the root, in index order, for a POINT draft.
+        """Return the POINT draft of the root and the given nodes, in index order.
 
-        Raises ValueError if a kept node's parent is left out, and for a draft that was drawn: verifiers take its
-        children for all that were drawn.
+        Raises ValueError if a kept node lacks its parent. Raises ValueError for a draft that was drawn: a verifier
+        relies on seeing every child that was drawn.
         """
         if self.drawn is not Drawn.POINT:
             raise ValueError(f"nodes can be dropped from a POINT draft only, this one was drawn {self.drawn.name}")
@@ -343,7 +357,7 @@ class Draft:
         return replace(self, tree=tree, **tables)
 
     def law(self, node: int, vocabulary: int) -> Tensor:
-        """q of one node over the whole vocabulary, (V,) float64 on the CPU, summing to one."""
+        """Return q of one node over the full vocabulary: (V,) float64 on the CPU, summing to one."""
         row = self.q[node].cpu().double()
         if self.ids is not None:
             nothing = torch.zeros(vocabulary, dtype=torch.float64, device="cpu")
@@ -353,7 +367,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Trial:
-    """One accept coin: the node on trial, its acceptance probability, the outcome."""
+    """One accept coin: the node that is tried, its acceptance probability, and the outcome."""
 
     node: int
     probability: float
@@ -362,7 +376,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification elects: the accepted nodes (root excluded) and the bonus or recovered token."""
+    """The result of a verification.
+
+    path: the accepted nodes from the root (excluded) downwards.
+    next_token: the token after them. It is called the bonus token if no draft token was rejected after the path, and
+        the recovered token otherwise.
+    trials: all accept coins, in the order in which they were tossed.
+    """
 
     path: tuple[int, ...]
     next_token: int
@@ -370,7 +390,7 @@ class Verdict:
 
 
 def _numbers(name: str, values: Tensor | Sequence[int] | np.ndarray) -> Tensor:
-    """An (n,) int64 tensor of whole numbers however they come; ValueError for other numbers and other shapes."""
+    """Return whole numbers, given in any form, as an (n,) int64 tensor; ValueError for other numbers or shapes."""
     if not isinstance(values, Tensor):
         array = np.asarray(values) if len(values) > 0 else np.zeros(0, np.int64)
         if array.dtype.kind in "iu":

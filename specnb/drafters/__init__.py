@@ -1,9 +1,12 @@
-"""Drafters fill the tree: a draft model's likeliest or sampled tokens, text looked up, or the target itself.
+"""Drafters propose the draft trees: with a draft model, by looking text up, or with the target itself.
 
-``tree_drafter`` grows a tree with a draft model (``draft_models``: any causal LM; trained heads are in ``heads``) and
-a growth rule; ``ngram`` and ``retrieval`` look texts up; ``merged`` unites two drafts; ``auto`` sizes them by what
-forwards cost, and ``seconds`` measures that; ``ptd``, ``self_draft`` and ``lookahead`` let the target draft for itself,
-from ``pools``; ``textbook`` has PTD's four moves.
+- ``tree_drafter`` grows a tree with a draft model and a growth rule. ``draft_models`` has draft models: any causal LM;
+  trained heads are in ``specnb.heads``.
+- ``ngram`` and ``retrieval`` look up continuations in texts.
+- ``merged`` unites the drafts of two drafters. ``auto`` chooses their size by the seconds of a forward, and
+  ``seconds`` measures these.
+- ``ptd``, ``self_draft`` and ``lookahead`` let the target draft for itself; ``pools`` has what they share.
+- ``textbook`` has PTD's four moves as the paper prints them.
 A new drafter is a class with begin, propose and observe (``specnb.decode.Drafter``); study/methods.py gives it a name.
 """
 

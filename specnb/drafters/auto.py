@@ -1,9 +1,9 @@
-"""AutoDrafter: SALF, and what is looked up, sized by what forwards cost on this machine and what drafts have earned.
+"""AutoDrafter: a SALF tree and looked-up text, sized by the seconds of forwards and by what was accepted before.
 
-Decoding is a renewal process: steps follow each other, each earns tokens and costs time, and the speed in the long run
-is the ratio of the two sums. Whatever earns more tokens a second than that raises the speed, whatever earns fewer
-lowers it. So a further draft forward pays while it earns more than its seconds times the speed, and so does a node
-that is verified. Seconds are measured beforehand; what is earned is learnt from the steps.
+Decoding is a sequence of steps. Each step earns tokens and costs time, and the speed in the long run is the ratio of
+the two sums. Anything that earns more tokens per second than this speed raises it, anything that earns fewer lowers it.
+So another draft forward is worth its time if it earns more tokens than its seconds times the speed. The same holds for
+another node in the target's forward. The seconds are measured beforehand; the earned tokens are learnt from the steps.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,27 @@ from specnb.drafters.tree_drafter import TreeDrafter
 from specnb.growth import Paying, Salf, within
 from specnb.tree import Draft
 
-REMEMBERED = 0.98  # of what was learnt, from step to step: it spans about fifty
+REMEMBERED = 0.98  # the share of a running sum that is kept from step to step: about the last 50 steps count
 
 
 class AutoDrafter:
-    """A SALF tree, merged with that of a look-up, whose beam, depth and size follow prices and experience.
+    """A SALF tree, merged with a looked-up tree. Its beam, depth and size follow measured seconds and accepted tokens.
 
-    target_seconds: (N,) seconds of a target forward over 1, 2, … N nodes. draft_seconds: (B,) seconds of a draft
-    forward over 1, 2, … B nodes. other: a RetrievalDrafter whose paths join the tree, or None. width: Salf's.
+    draft_model: the draft model that grows the tree.
+    target_seconds: (N,) seconds of a target forward over 1, 2, … N nodes.
+    draft_seconds: (B,) seconds of a draft forward over 1, 2, … B nodes.
+    other: a RetrievalDrafter whose paths are added to the tree, or None.
+    width: the children of an expanded node, as in ``Salf``.
 
-    It learns three ratios. speed is tokens a second. hit_rate is accepted draft tokens by the sum of the probabilities
-    that drafts gave them. deep_hit_rate is accepted tokens of the draft model below depth 1 by the path probability
-    that was expanded below the root. The ratios are kept from text to text. Only before a sampled text are they
-    forgotten, because a seed alone must decide that text.
+    It learns three ratios:
+    - speed: tokens per second.
+    - hit_rate: accepted draft tokens per path probability, both summed over all nodes that were verified.
+    - deep_hit_rate: accepted tokens of the draft model below depth 1, per path probability that its forwards expanded
+      below the root.
+    The ratios are kept from text to text. Before a sampled text they are reset, because its seed alone must decide it.
 
-    Raises ValueError unless there are prices, all of them above 0, and for at least 2 B nodes of the target; and for an
-    other drafter that gives its paths no probabilities.
+    Raises ValueError unless N ≥ 2 B, B ≥ 1 and all seconds are above 0. Raises ValueError if ``other`` is not a
+    RetrievalDrafter: other look-ups give their paths no probabilities.
     """
 
     reach = 0
@@ -72,13 +77,13 @@ class AutoDrafter:
         seconds_per_node = (self.target_seconds[-1] - self.target_seconds[0]) / (max_nodes - 1)
         self.expansion_seconds = self.draft_seconds + seconds_per_node * np.arange(1, max_beam + 1)  # (B,)
 
-        self.speed = RunningRatio(1.0, float(self.target_seconds[0]))  # as plain decoding: a token a forward
-        self.hit_rate = RunningRatio(1.0, 1.5)
+        self.speed = RunningRatio(1.0, float(self.target_seconds[0]))  # that of plain decoding: one token per forward
+        self.hit_rate = RunningRatio(1.0, 1.5)  # a cautious guess: drafts promise more than is accepted
         self.deep_hit_rate = RunningRatio(1.0, 2.0)
 
     def begin(self, prefix, warp, hidden) -> None:
         if warp.temperature > 0:
-            # The tree decides which coins are tossed: a seed stands for one text only if every text begins alike.
+            # The tree decides which coins are tossed, so a seed gives the same text only from the same ratios.
             self.speed.forget()
             self.hit_rate.forget()
             self.deep_hit_rate.forget()
@@ -86,8 +91,8 @@ class AutoDrafter:
 
     def propose(self, coins, max_depth) -> Draft:
         speed = self.speed.value
-        # In tokens an expansion costs its seconds · speed. Paying takes its price in path probability, of which 1 earns
-        # deep_hit_rate tokens.
+        # An expansion costs seconds · speed tokens. Paying needs its price in path probability; 1 of path probability
+        # earns deep_hit_rate tokens.
         expansion_prices = speed / self.deep_hit_rate.value * self.expansion_seconds
         self.tree_drafter.growth = Paying(within(self.search, max_depth), expansion_prices)
         draft = self.inner.propose(coins, max_depth)
@@ -112,19 +117,20 @@ class AutoDrafter:
 
 
 def _check_seconds(name: str, seconds: np.ndarray) -> None:
-    """ValueError unless all of them are above 0; NaN is not."""
+    """ValueError unless all seconds are above 0 (NaN is refused, too)."""
     if not seconds.min() > 0:
         raise ValueError(f"prices are seconds above 0, got {seconds.tolist()} for {name}")
 
 
 class RunningRatio:
-    """What steps have earned by what they spent, where a step counts less and less the longer ago it was.
+    """The sum that steps have earned, divided by the sum that they have spent; older steps count less.
 
-    earned and spent begin as if one step had been seen. From step to step each keeps ``REMEMBERED`` of its value and is
-    filled up with what it began with: without news the ratio returns there, and what had been given up is tried again.
+    Example: a ratio that begins at 1 / 2 gets a step that earns 3 and spends 1. Now earned is 4 and spent is 3. After
+    another step that earns and spends nothing they are .98 · 4 + .02 · 1 = 3.94 and .98 · 3 + .02 · 2 = 2.98.
 
-    Example: a ratio that begins at 1 / 2 sees a step that earns 3 and spends 1. Now 4 is earned and 3 spent. After
-    another one that earns and spends nothing they are .98 · 4 + .02 · 1 = 3.94 and .98 · 3 + .02 · 2 = 2.98.
+    earned and spent begin with the values of one imaginary step. In each step both keep the share ``REMEMBERED`` of
+    their value, and the rest is replaced by the first value. So without new steps that earn or spend, the ratio returns
+    to where it began, and a kind of draft that had become unprofitable is tried again.
     """
 
     def __init__(self, earned: float, spent: float):
@@ -133,12 +139,12 @@ class RunningRatio:
         self.forget()
 
     def forget(self) -> None:
-        """Back to what it began with."""
+        """Reset to the first values."""
         self.earned = self.first_earned
         self.spent = self.first_spent
 
     def add(self, earned: float, spent: float) -> None:
-        """Take up one more step."""
+        """Add one step."""
         self.earned = REMEMBERED * self.earned + (1 - REMEMBERED) * self.first_earned + earned
         self.spent = REMEMBERED * self.spent + (1 - REMEMBERED) * self.first_spent + spent
 
@@ -150,16 +156,18 @@ class RunningRatio:
 def nodes_worth_their_time(
     scores: np.ndarray, target_seconds: np.ndarray, tokens_per_second: float, hit_rate: float
 ) -> list[int]:
-    """Which nodes of a tree to verify: the root and the likeliest k others, with the k that gains most.
+    """Return the nodes of a tree to verify: the root and the likeliest k others, with the k that gains most.
 
-    scores: (n,) path probabilities, the root's first. target_seconds: (N,) of a target forward over 1, 2, … N nodes.
-    A node earns ``hit_rate * score`` tokens on average. It costs seconds of the target, and a second is worth
-    ``tokens_per_second`` tokens. Where no k gains anything, only the root is kept.
+    Example: with scores (1, .5, .4, .1), target_seconds (1, 1.1, 1.2, 1.5), 1 token per second and a hit_rate of 1,
+    one node gains .5 − .1 = .4, two gain .9 − .2 = .7, and three 1 − .5 = .5: nodes 1 and 2 are kept, and the root.
 
-    Example: with scores (1, .5, .4, .1), target_seconds (1, 1.1, 1.2, 1.5), 1 token a second and a hit_rate of 1,
-    one node gains .5 − .1 = .4, two gain .9 − .2 = .7, and three 1 − .5 = .5: nodes 1 and 2 are kept.
+    scores: (n,) path probabilities, the root's first.
+    target_seconds: (N,) seconds of a target forward over 1, 2, … N nodes.
+    tokens_per_second: the value of a second in tokens.
+    hit_rate: a node earns ``hit_rate * score`` tokens on average.
+    If no k gains anything, only the root is kept.
     """
-    by_score = 1 + np.argsort(-scores[1:], kind="stable")  # stable: a parent stands before its children
+    by_score = 1 + np.argsort(-scores[1:], kind="stable")  # stable: a parent comes before its children
     by_score = by_score[: len(target_seconds) - 1]
     if len(by_score) == 0:
         return [0]

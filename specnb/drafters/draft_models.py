@@ -1,4 +1,4 @@
-"""Draft models, which give q: they score the nodes of a growing tree, a whole frontier in one batched forward."""
+"""Draft models: they score the nodes of a growing tree, and so give q. One forward scores all nodes of a frontier."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,12 +23,12 @@ from specnb.tree import TokenTree
 
 
 class DraftModel(Protocol):
-    """What TreeDrafter asks of a model.
+    """What TreeDrafter needs of a draft model. A frontier is the nodes that are expanded by one forward.
 
-    ids: None, or (V_d,) int64 sorted, the token ids of a reduced vocabulary.
+    ids: (V_d,) int64, rising: the token ids of a reduced vocabulary; None for the target's vocabulary.
     columns: optional; V_d, or None if it is not known before the first forward.
-    hidden_layers: the target's hidden states it wants to see, () for none.
-    max_depth: the deepest tree that it can draft in this step, None for any; 0 or less where it cannot draft.
+    hidden_layers: the layers of the target whose hidden states the draft model reads, () for none.
+    max_depth: the deepest tree that it can draft in this step, None for any; 0 or less if it cannot draft.
     """
 
     ids: Tensor | None
@@ -36,25 +36,34 @@ class DraftModel(Protocol):
     max_depth: int | None
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        """Start a generation. prefix: committed tokens, root last; hidden: (len(prefix) - 1, width) each."""
+        """Start a generation.
+
+        prefix: the committed tokens, the root last. hidden: layer → (len(prefix) - 1, width).
+        """
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        """(len(frontier), V_d) logits after each frontier node, which sees the prefix and its ancestors only.
+        """Return logits (len(frontier), V_d) after each frontier node, which sees only the prefix and its ancestors.
 
-        The first call of a step is for the root; a node's parent is always expanded before it. A frontier may
-        mix depths.
+        The first call of a step is for the root alone, and a node's parent is always expanded before the node. The
+        nodes of a frontier may have different depths.
         """
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        """The step is over: path was accepted, next_token is the new root; hidden: (1 + len(path), width) each."""
+        """Take in a finished step: the nodes of path were accepted, and next_token is the new root.
+
+        tree: the tree of ``expand``. hidden: layer → (1 + len(path), width), of the root and the path.
+        """
 
 
 class DraftForwards:
-    """A draft model's forwards. Its cache holds rows of committed tokens first, then those of the step's tree.
+    """The forwards of a draft model, with its cache: first the committed rows, then the rows of the step's tree.
 
-    A row is a token id, or for trained heads a vector: rows are (n,) int64 or (n, width). model: it is called as
-    transformers' models are. graphs: recorded forwards (``models.Graphs``) of this model, used for all but the
-    prompt's. states: whether the model's last hidden states are wanted, too.
+    A row is one input of the model: a token id or, for trained draft heads, a vector. So rows are (n,) int64 or
+    (n, width).
+
+    model: a module that is called like a model of transformers.
+    graphs: captured CUDA graphs of this model (``models.Graphs``), used for all forwards but the prompt's; or None.
+    states: whether the forwards return the model's last hidden states, too.
     """
 
     def __init__(self, model: nn.Module, graphs=None, *, states: bool = False):
@@ -70,13 +79,13 @@ class DraftForwards:
         self.commit(())
 
     def commit(self, nodes: Sequence[int]) -> None:
-        """Of the tree's rows keep those of a path, without the root; drop the others."""
+        """Keep the tree's rows of these nodes, a path without the root; drop all others."""
         self.cache.commit([self.slots[node] for node in nodes])
-        self.slots: dict[int, int] = {}  # tree node → place behind the committed rows
-        self.pending_positions: list[Tensor] = []  # (n,) of each forward whose rows stand there
+        self.slots: dict[int, int] = {}  # tree node → index of its row among the rows after the committed ones
+        self.pending_positions: list[Tensor] = []  # (n,) for each forward that made these rows
 
     def text(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows that follow the committed ones, and stay: logits (1, V_d) and state (1, width) after the last."""
+        """Feed rows of committed text; return logits (1, V_d) and the state (1, width) after the last one."""
         start = self.cache.length
         count = len(rows)
         positions = start + torch.arange(count, device="cpu")
@@ -91,10 +100,12 @@ class DraftForwards:
         return logits[-1:], last_state
 
     def tree(self, tree: TokenTree, frontier: Sequence[int], rows: Tensor, root: int) -> tuple[Tensor, Tensor | None]:
-        """The rows of a frontier of m nodes: logits (m, V_d) and states (m, width). root: the root's position.
+        """Feed the rows of a frontier of m nodes; return logits (m, V_d) and states (m, width).
 
-        Example: the cache holds 5 committed rows, the root's last. Node 1, a child of the root, was fed before and
-        stands in slot 0. For node 2 below it 7 columns are visible: 0 to 4, column 5 of node 1, and 6, its own.
+        root: the root's position.
+
+        Example: the cache has 5 committed rows, the root's last. Node 1, a child of the root, was fed before and has
+        slot 0. Node 2 below it sees 7 columns: 0 to 4, column 5 of node 1, and its own column 6.
         """
         committed = self.cache.length
         pending = self.cache.pending
@@ -105,7 +116,7 @@ class DraftForwards:
         visible[:, :committed] = True
         for row, node in enumerate(frontier):
             path = (0, *tree.path(node))
-            # A path's node without a slot of its own stands among the committed rows.
+            # A node of the path without a slot, such as the root, is among the committed rows.
             seen = [committed + self.slots[above] for above in path if above in self.slots]
             visible[row, seen] = True
         positions = root + tree.depth[list(frontier)]
@@ -113,9 +124,10 @@ class DraftForwards:
 
     @torch.no_grad()
     def _run(self, rows: Tensor, positions: Tensor, visible: Tensor | None, **options) -> tuple[Tensor, Tensor | None]:
-        """Logits (n, V_d) and states (n, width) of rows at their positions (n,).
+        """Return logits (n, V_d) and states (n, width) of rows at their positions (n,).
 
-        visible: (n, all columns) bool, or None for a text's first rows. options: of an ordinary forward alone.
+        visible: (n, all columns) bool, or None for the first rows of a text.
+        options: arguments of the model's forward; captured graphs do not use them.
         """
         self.pending_positions.append(positions)
         mask = None
@@ -142,7 +154,7 @@ class DraftForwards:
         return out.logits[0], states
 
     def _mask(self, visible: Tensor, positions: Tensor) -> masks.Masks:
-        """The additive mask of a forward, within the window that each kind of layer has."""
+        """Return the additive mask of a forward, limited to the window of each kind of layer."""
         device, dtype = self._placement()
         committed = torch.arange(self.cache.length, device="cpu")
         columns = torch.cat([committed, *self.pending_positions])
@@ -150,7 +162,7 @@ class DraftForwards:
         return masks.by_layer(mask, self.model, positions, columns)
 
     def _placement(self) -> tuple[torch.device, torch.dtype]:
-        """Where the model's inputs have to be, and its masks' dtype."""
+        """Return the device of the model's inputs, and the dtype of its masks."""
         if isinstance(self.model, PreTrainedModel):
             return device_of(self.model), self.dtype
         parameter = next(self.model.parameters())
@@ -158,17 +170,21 @@ class DraftForwards:
 
 
 class CausalLMDraft:
-    """Any transformers causal language model as draft, with a KV cache of its own.
+    """A causal language model of transformers as draft model, with its own KV cache.
 
-    vocabulary: the target's number of logits, where it differs from the draft's although both share a tokenizer
-    (Qwen2.5 pads its models differently). Surplus columns are cut, missing ones are declared through ids.
-    ids: the tokens its logits stand for, where its output matrix was cut to a reduced vocabulary. graphs: see
-    ``DraftForwards``.
-    A token of the text that it does not know it reads as the last one that it knows: its guesses get worse, nothing
-    else. Where its context ends before the target's, the text goes on without its guesses.
-    Accepted tokens are kept in its cache, never computed again. The next step feeds what it has not seen yet, the new
-    root and before it the last accepted leaf if that was never expanded, in one forward.
-    Raises ValueError for a model that cannot be asked about trees, and unless ids are as many as its output rows.
+    model: the language model.
+    vocabulary: the target's number of logits, if it differs from the draft's although both have the same tokenizer
+        (Qwen2.5 pads its models differently). Surplus logits are cut; if some are missing, ``ids`` lists those there
+        are.
+    ids: the token ids of the model's logits, if its output matrix was cut to a reduced vocabulary.
+    graphs: see ``DraftForwards``.
+
+    A token of the text beyond its vocabulary is read as its last token: drafts get worse, but the text stays right. If
+    its context is shorter than the target's, the rest of the text is decoded without its drafts. Accepted tokens stay
+    in its cache and are never computed again. The first forward of a step feeds the new tokens: the new root and,
+    before it, the last accepted node if that was never expanded.
+
+    Raises ValueError for a model that cannot score trees, and if ids are not one per output row.
     """
 
     hidden_layers = ()
@@ -192,9 +208,9 @@ class CausalLMDraft:
 
     @property
     def max_depth(self) -> int:
-        """The depth of the deepest tree for which its context has room; none is left where it is 0 or less.
+        """The depth of the deepest tree that fits its context; 0 or less if there is no room.
 
-        A node can be expanded at a position within the context; its children need none yet.
+        Only expanded nodes need a position within the context; the deepest nodes are not expanded.
         """
         positions = self.forwards.cache.length + len(self.unseen)  # taken up to the root
         return context_length(self.model) - positions + 1
@@ -215,7 +231,7 @@ class CausalLMDraft:
         return logits[:, : self.columns]
 
     def _known(self, tokens: Sequence[int]) -> Tensor:
-        """(n,) int64; tokens beyond the model's vocabulary become its last one."""
+        """(n,) int64: the tokens, with those beyond the model's vocabulary replaced by its last one."""
         last = self.model.config.get_text_config().vocab_size - 1
         return torch.tensor(tokens, device="cpu").clamp_max(last)
 
@@ -227,15 +243,15 @@ class CausalLMDraft:
 
 
 def first_is_root(begun: bool, frontier: Sequence[int]) -> None:
-    """ValueError unless the first expansion of a step is that of the root alone."""
+    """ValueError unless the first frontier of a step is the root alone; begun: whether there was one before."""
     if not begun and list(frontier) != [0]:
         raise ValueError(f"the first expansion of a step is the root alone, got nodes {list(frontier)}")
 
 
 class Tempered:
-    """A draft model whose logits are divided by a temperature, to calibrate it (Guo et al. 2017); ranks stay.
+    """A draft model whose logits are divided by a temperature, to calibrate it (Guo et al. 2017).
 
-    Raises ValueError on a temperature that is not above 0.
+    The order of the tokens stays the same. Raises ValueError unless the temperature is above 0.
     """
 
     def __init__(self, draft: DraftModel, temperature: float):
@@ -254,12 +270,12 @@ class Tempered:
         return self.draft.max_depth
 
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        logits = self.draft.expand(tree, frontier).float()  # in bfloat16 neighbours would fall together
+        logits = self.draft.expand(tree, frontier).float()  # in bfloat16 different logits could become equal
         return logits / self.temperature
 
 
 class TableDraft:
-    """A toy draft model: ``law(prefix)`` → (V,) probabilities after a tuple of tokens. For exact enumeration."""
+    """A toy draft model for exact enumeration: ``law(prefix)`` returns (V,) probabilities after a tuple of tokens."""
 
     ids = None
     columns = None

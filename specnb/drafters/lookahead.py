@@ -1,4 +1,7 @@
-"""LookaheadDrafter: lookahead decoding (LADE), a window of Jacobi iterations that rides the target's own forward."""
+"""LookaheadDrafter: lookahead decoding (LADE), Jacobi iterations on auxiliary nodes of the target's own forward.
+
+An auxiliary node is scored together with the candidates, but is never accepted.
+"""
 
 import random
 from collections.abc import Sequence
@@ -12,20 +15,27 @@ from specnb.tree import Draft
 
 
 class LookaheadDrafter(Reader):
-    """Lookahead decoding (Fu et al. 2024): guesses for the next positions are improved side by side, step after step.
+    """Lookahead decoding (Fu et al. 2024): guesses for the next positions are improved in parallel, step after step.
 
-    The window has W columns (window) and n-grams have N tokens (level). Level 0 holds guesses for the next W − 1
-    positions, and each further level what the target said after the one before. Level 0 is a chain under the root, and
-    level l of column i hangs under its level l − 1: the whole window is a tree of W (N − 1) − 1 auxiliary nodes. In
-    each step every column of N tokens goes into a pool (up to ``guesses`` per first token), and the window moves on by
-    one. Candidates are the pool's n-grams behind the last token, as a trie. The window takes N − 2 steps to fill; until
-    then no columns enter the pool.
+    The window is a table of guessed tokens with W columns, one per position, and N − 1 levels. Level 0 has random
+    guesses for the next W − 1 positions. Each further level has what the target predicted after the level before. As a
+    tree, level 0 is a chain below the root, and level l of a column is below its level l − 1. These are
+    W (N − 1) − 1 auxiliary nodes.
 
-    from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (POOL_FROM_PROMPT).
-    The window begins with random tokens of the prompt, from a stream of its own (seed). Unlike in the public code,
-    guesses with a common beginning share its nodes, and a whole accepted n-gram is followed by the bonus token.
-    bonus=False cuts the candidates by their last token, so that no step earns more than level − 1, as it does there.
-    Raises ValueError for window < 1, guesses < 1 and level < 3 (there is no window below).
+    In each step the target predicts one more token for every column. A column is then an n-gram of N tokens and enters
+    a pool, and the window moves on by one position. The candidates are the pool's n-grams after the last token, as a
+    trie. The window needs N − 2 steps to fill; until then no column enters the pool.
+
+    window: W, the number of columns.
+    level: N, the length of the n-grams.
+    guesses: the most n-grams in the pool per first token.
+    from_prompt: whether n-grams of the prompt and of the growing text enter the pool, too (POOL_FROM_PROMPT).
+    bonus: False cuts the candidates by their last token, so that no step commits more than N − 1 tokens, as in the
+        public code. There, no bonus token follows a completely accepted n-gram.
+    keys: the most first tokens in the pool.
+    seed: decides the random tokens of the prompt with which the window begins.
+    Unlike in the public code, candidates with a common beginning share its nodes.
+    Raises ValueError for level < 3 (there would be no window) and for other numbers below 1.
     """
 
     def __init__(
@@ -49,12 +59,12 @@ class LookaheadDrafter(Reader):
         at_least_one(self, "window", "guesses", "keys")
         if level < 3:
             raise ValueError(f"level, the length of the n-grams, must be at least 3, got {level}")
-        self.reach = window + level - 3  # how far behind the text a draft node may lie
+        self.reach = window + level - 3  # the depth of the deepest auxiliary node
 
     def begin(self, prefix, warp, hidden) -> None:
         rng = random.Random(self.seed)
         self.pool = GramPool(self.guesses, self.keys)
-        self.text: list[int] = []  # its last tokens, as many as an n-gram has
+        self.text: list[int] = []  # its last N tokens
         # While the window fills, level 0 loses a token in each of the level − 2 steps: W − 1 are left then.
         count = self.window - 1 + self.level - 2
         first_level = [rng.choice(prefix) for _ in range(count)]
@@ -62,7 +72,7 @@ class LookaheadDrafter(Reader):
         self._read(prefix)
 
     def _read(self, tokens: Sequence[int]) -> None:
-        """The text goes on; its last n-grams enter the pool if they are wanted."""
+        """Append tokens to the text; if from_prompt is set, its new n-grams enter the pool."""
         for token in tokens:
             self.text = [*self.text, token][-self.level :]
             if self.from_prompt and len(self.text) == self.level:
@@ -75,28 +85,28 @@ class LookaheadDrafter(Reader):
         candidates = cut(self.pool.get(root), deepest)
         rows.add_trie(candidates, 0)
 
-        ends = [0, *rows.add_chain(self.levels[0], 0)]  # the last row of every column so far; row 0 is the root
+        ends = [0, *rows.add_chain(self.levels[0], 0)]  # the last node of every column so far; node 0 is the root
         if len(self.levels) == 1:
-            ends = ends[1:]  # what the target says after the root is text, not a guess
+            ends = ends[1:]  # what the target predicts after the root is text, not a guess
         for level in self.levels[1:]:
-            ends = [rows.add(token, above) for token, above in zip(level, ends, strict=True)]
+            ends = [rows.add(token, end) for token, end in zip(level, ends, strict=True)]
         self.last = ends
         return rows.draft(size(candidates))
 
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
-        new = likeliest(logits[self.last]).tolist()  # a token below every column
+        new = likeliest(logits[self.last]).tolist()  # the next token of every column
         if len(self.levels) == self.level - 1:
             self._pool_columns(new)
             _, second, *others = self.levels
             self.levels = [second[1:], *others, new]
         elif len(self.levels) == 1:
             self.levels = [self.levels[0][1:], new]
-        else:  # filling: every column but the first goes on, and the text takes the first one's place
+        else:  # the window fills: the first column is dropped, because its position belongs to the text now
             shortened = [level[1:] for level in self.levels]
             self.levels = [*shortened, new[1:]]
 
     def _pool_columns(self, new: list[int]) -> None:
-        """Every column enters the pool: its token on level 0 as key (the root for column 0), what is below as gram."""
+        """Add every column to the pool. The key is its token on level 0, or the root for column 0."""
         root = self.text[-1]
         keys = [root, *self.levels[0]]
         grams = zip(*self.levels[1:], new, strict=True)

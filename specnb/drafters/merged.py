@@ -1,4 +1,4 @@
-"""MergedDrafter: what a draft model drafts and what texts suggest, in one tree and one target forward."""
+"""MergedDrafter: the tree of a draft model and looked-up continuations, united in one draft."""
 
 import torch
 
@@ -10,11 +10,13 @@ from specnb.tree import Draft, Drawn, TokenTree
 
 
 class MergedDrafter:
-    """The trie union of a draft model's tree and of continuations that were looked up. It is beyond the papers.
+    """The trie union of a draft model's tree and of continuations that were looked up. It is not from a paper.
 
-    other: a NgramDrafter (the default) or a RetrievalDrafter. The draft model's nodes come first, as they are. The
-    nodes that only the other one has follow. Both are chosen, not drawn, so the draft is POINT and lossless under
-    ``one_hot``. Raises ValueError for a tree drafter that draws.
+    drafter: a TreeDrafter. Its nodes come first in the union, with their old numbers.
+    other: a NgramDrafter (the default) or a RetrievalDrafter. The nodes that only its tree has come after them.
+
+    All nodes are chosen, not drawn, so the draft is POINT, and lossless with ``one_hot``. Raises ValueError for a tree
+    drafter that draws its nodes.
     """
 
     reach = 0
@@ -34,12 +36,12 @@ class MergedDrafter:
     def propose(self, coins, max_depth) -> Draft:
         drafted = self.drafter.propose(coins, max_depth)
         looked_up = self.other.propose(coins, max_depth)
-        tree = drafted.tree.merge(looked_up.tree)  # the first one's nodes keep their numbers
+        tree = drafted.tree.merge(looked_up.tree)  # drafted nodes keep their numbers
 
         added_nodes = len(tree) - len(drafted.tree)
         no_source = drafted.sources.new_full((added_nodes,), -1)
         sources = torch.cat([drafted.sources, no_source])  # (n,)
-        scores = _merged_scores(tree, drafted, looked_up)
+        scores = _merge_scores(tree, drafted, looked_up)
         return Draft(tree, scores=scores, sources=sources, expansions=drafted.expansions)
 
     def observe(self, draft, path, next_token, hidden, logits) -> None:
@@ -47,10 +49,10 @@ class MergedDrafter:
         self.other.observe(draft, path, next_token, hidden, logits)
 
 
-def _merged_scores(tree: TokenTree, drafted: Draft, looked_up: Draft) -> torch.Tensor | None:
-    """(n,) float64: of the probabilities that the two drafts give each path of their union the larger one.
+def _merge_scores(tree: TokenTree, drafted: Draft, looked_up: Draft) -> torch.Tensor | None:
+    """(n,) float64: for each node of the union the larger one of the two drafts' path probabilities.
 
-    None if one of the drafts gives no probabilities.
+    None if one of the drafts has no probabilities.
     """
     if drafted.scores is None or looked_up.scores is None:
         return None

@@ -8,23 +8,31 @@ from specnb.drafters.pools import Gram, Reader
 from specnb.growth import at_least_one
 from specnb.tree import Draft, TokenTree
 
-# The most occurrences of a suffix that are looked at, the latest first. Those that add nodes come soon: in 100,000
-# tokens of the corpus there were never more than 18 before them that added none. But a text that goes round has
-# thousands that say the same, and all of them would be looked at in every step. A text of up to this length cannot have
-# more, and is drafted as without the bound: so is every recorded text (they have up to 394 tokens).
+# The most occurrences of a suffix that are looked at, the latest first. Without this limit, a text that repeats itself
+# would have thousands with the same continuation, all looked at in every step. The limit hardly changes drafts: in
+# 100,000 tokens of the corpus at most 18 occurrences without new nodes came before one with new nodes. It changes no
+# recorded text, because a text of up to 512 tokens has no more occurrences (the longest has 394 tokens).
 VISITS = 512
 
 
 class NgramDrafter(Reader):
-    """Look the last tokens up in the prompt and the text so far; propose what followed, several ways at once.
+    """Look up the last tokens in the prompt and the text so far, and propose several continuations that followed them.
 
-    The longest suffix (max_ngram tokens, then fewer) goes first, and within it the most recent occurrence, up to the
-    latest ``VISITS``. Each match adds its next ``length`` tokens to a trie, until ``matches`` of them have added a node
-    or it has ``budget`` nodes besides the root. After a suffix of only one token the continuations are cut to ``short``
-    tokens, because such matches are often chance. The defaults did best when the greedy answers to the own prompts were
-    replayed under a CPU's cost curve.
-    The draft is POINT: nothing is drawn. One match makes a chain, as in prompt lookup decoding (Saxena 2023), which
-    takes the earliest occurrence.
+    Example: the text is 1 2 3 1 2 4 1 2. The suffix 1 2 was followed by 4 1 2 and before by 3 1 2 4 1 2; the draft has
+    both continuations.
+
+    Long suffixes are looked up first, and for each one its latest occurrences first. Each occurrence adds the tokens
+    that followed it to a trie.
+
+    max_ngram: the longest suffix that is looked up.
+    length: the most tokens of a continuation.
+    matches: the search stops when this number of occurrences has added a node.
+    budget: the most nodes, the root not counted.
+    short: the most tokens of a continuation of a suffix of one token, because such matches are often chance.
+
+    The defaults were the best when greedy answers to our own prompts were replayed with a CPU's seconds. The draft is
+    POINT (chosen, not drawn). With one match it is a chain, as in prompt lookup decoding (Saxena 2023), which takes the
+    earliest occurrence.
     """
 
     def __init__(self, *, max_ngram: int = 4, length: int = 14, matches: int = 3, budget: int = 16, short: int = 3):
@@ -37,7 +45,7 @@ class NgramDrafter(Reader):
 
     def begin(self, prefix, warp, hidden) -> None:
         self.text: list[int] = []
-        self.ends: dict[Gram, list[int]] = defaultdict(list)  # n-gram → where the text goes on
+        self.ends: dict[Gram, list[int]] = defaultdict(list)  # n-gram → indices of the text's tokens after it
         self._read(prefix)
 
     def _read(self, tokens: Sequence[int]) -> None:
@@ -53,7 +61,7 @@ class NgramDrafter(Reader):
         matches = 0
         for path in self._continuations(max_depth):
             if path in paths:
-                continue  # and so are all that it begins with
+                continue  # then all its beginnings are in paths, too
             beginnings = [path[:end] for end in range(1, len(path) + 1)]
             new = [beginning for beginning in beginnings if beginning not in paths]
             room = self.budget - len(paths)
@@ -65,7 +73,7 @@ class NgramDrafter(Reader):
         return Draft(TokenTree.from_paths(paths, root=self.text[-1]))
 
     def _continuations(self, max_depth: int) -> Iterator[Gram]:
-        """What followed earlier occurrences of the text's suffixes: long suffixes first, then late occurrences."""
+        """Yield what followed earlier occurrences of the text's suffixes: long suffixes first, then late ones."""
         longest = min(self.max_ngram, len(self.text))
         for n in range(longest, 0, -1):
             length = self.length if n > 1 else self.short

@@ -1,6 +1,7 @@
-"""What self-drafters share: pools of candidates, bounded in size, and rows of candidates and draft nodes in one tree.
+"""What self-drafters share: bounded pools of candidates, and a builder of trees with candidates and auxiliary nodes.
 
-A trie is a nested dict, token → trie of what follows; siblings stand in the order in which they were first added.
+A candidate may be accepted; an auxiliary node is only scored with the target's forward. A trie is a nested dict,
+token → trie of the tokens that follow; siblings are in the order in which they were first added.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,10 +16,11 @@ Gram = tuple[int, ...]  # tokens in a row
 
 
 def absorb(trie: Trie, other: Trie) -> int:
-    """PTD's merge (``textbook.merge``) in place: trie takes up other. Returns how many nodes were new to it.
+    """Add all paths of other to trie, in place (``textbook.merge``); return the number of new nodes.
 
-    The trie's own children stand first; the other one is not changed.
-    Example: {1: {2: {}}} that absorbs {1: {3: {}}, 4: {}} becomes {1: {2: {}, 3: {}}, 4: {}}; two nodes were new.
+    Example: {1: {2: {}}} that absorbs {1: {3: {}}, 4: {}} becomes {1: {2: {}, 3: {}}, 4: {}}; two nodes are new.
+
+    New children come after the old ones. other is not changed.
     """
     new = 0
     for token, below in other.items():
@@ -30,26 +32,26 @@ def absorb(trie: Trie, other: Trie) -> int:
 
 
 def size(trie: Trie) -> int:
-    """Number of nodes, the root not counted."""
+    """Return the number of nodes, the root not counted."""
     return len(trie) + sum(map(size, trie.values()))
 
 
 def depth(trie: Trie) -> int:
-    """Length of the longest path."""
+    """Return the length of the longest path."""
     if not trie:
         return 0
     return 1 + max(map(depth, trie.values()))
 
 
 def cut(trie: Trie, most: int) -> Trie:
-    """The trie without what lies deeper than ``most`` levels."""
+    """Return the trie's first ``most`` levels."""
     if most <= 0:
         return {}
     return {token: cut(below, most - 1) for token, below in trie.items()}
 
 
 def trie_of(paths: Iterable[Sequence[int]]) -> Trie:
-    """The trie of several paths, e.g. {5: {6: {}, 7: {}}} of (5, 6) and (5, 7)."""
+    """Return the trie of several paths. Example: (5, 6) and (5, 7) make {5: {6: {}, 7: {}}}."""
     trie: Trie = {}
     for tokens in paths:
         node = trie
@@ -59,14 +61,14 @@ def trie_of(paths: Iterable[Sequence[int]]) -> Trie:
 
 
 def subtrees(trie: Trie) -> Iterator[tuple[int, Trie]]:
-    """Every node's token with the trie below it, parents before children."""
+    """Yield every node's token with the trie below it, parents before children."""
     for token, below in trie.items():
         yield token, below
         yield from subtrees(below)
 
 
 class Reader:
-    """A drafter that goes by the text: after each step it learns from the target's logits and reads what is new."""
+    """Base class of drafters without a draft model: they learn from the target's logits and from the text."""
 
     hidden_layers = ()
     reach = 0
@@ -77,18 +79,18 @@ class Reader:
         self._read([*accepted, next_token])
 
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
-        """Take up what the target says after the draft's nodes; next_token: the text's next one after the path."""
+        """Learn from the target's logits (n, V) after the draft's nodes; next_token: the token after the path."""
 
     def _read(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
+        """Append new tokens to the text."""
 
 
 class TriePool:
-    """PTD's candidate pool: for each key token a trie of what may follow it.
+    """PTD's candidate pool: for each key token a trie of tokens that may follow it.
 
-    It holds at most ``keys`` tries of at most ``nodes`` nodes each (60 is MAX_N of the public code). A trie that grows
-    too large loses its oldest first-level subtrees, and the last one its deepest levels. When there are too many tries,
-    the one that was neither asked for nor added to for longest goes.
+    nodes: the most nodes of a trie (60 is MAX_N of the public code). A trie with more loses its oldest first-level
+        subtrees; if a single one is left, its deepest levels.
+    keys: the most tries. If there are more, the least recently used one is removed.
     """
 
     def __init__(self, nodes: int = 60, keys: int = 4096):
@@ -98,7 +100,7 @@ class TriePool:
         self.tries: dict[int, tuple[Trie, int]] = {}  # key → trie and its size
 
     def add(self, key: int, trie: Trie) -> None:
-        """Merge a trie into that of the key."""
+        """Merge a trie into the trie of the key."""
         known, count = self.tries.pop(key, ({}, 0))
         count += absorb(known, trie)
         while count > self.nodes and len(known) > 1:
@@ -111,7 +113,7 @@ class TriePool:
         _put_last(self.tries, key, (known, count), self.keys)
 
     def get(self, key: int) -> Trie:
-        """What may follow the key, not to be changed; {} if nothing is known."""
+        """Return the trie of the key, which the caller must not change; {} if there is none."""
         if key not in self.tries:
             return {}
         entry = self.tries.pop(key)
@@ -121,7 +123,11 @@ class TriePool:
 
 
 class GramPool:
-    """Lookahead's and Self-Draft's pool: the ``keys`` latest tokens, each with its ``grams`` latest continuations."""
+    """Lookahead's and Self-Draft's pool: for each key token the latest n-grams (grams) that followed it.
+
+    grams: the most n-grams of a key.
+    keys: the most keys; the key that was added to least recently is removed first.
+    """
 
     def __init__(self, grams: int, keys: int = 4096):
         self.grams = grams
@@ -130,7 +136,7 @@ class GramPool:
         self.lists: dict[int, dict[Gram, None]] = {}  # key → its grams, the latest last
 
     def add(self, key: int, gram: Sequence[int]) -> None:
-        """Note that a gram followed the key: it is the latest now."""
+        """Note that a gram followed the key; it becomes the latest one."""
         gram = tuple(gram)
         known = self.lists.pop(key, {})
         known.pop(gram, None)
@@ -138,13 +144,13 @@ class GramPool:
         _put_last(self.lists, key, known, self.keys)
 
     def get(self, key: int) -> Trie:
-        """The continuations as one trie, the latest first; {} if nothing is known."""
+        """Return the grams of a key as a trie, the latest first; {} if there are none."""
         grams = self.lists.get(key, {})
         return trie_of(reversed(grams))
 
 
 def _put_last(table: dict, key, value, most: int) -> None:
-    """Put a new entry at a table's end; beyond ``most`` entries the oldest goes."""
+    """Add a new entry at a table's end; if there are more than ``most`` entries, remove the oldest."""
     table[key] = value
     if len(table) > most:
         oldest = next(iter(table))
@@ -152,20 +158,20 @@ def _put_last(table: dict, key, value, most: int) -> None:
 
 
 class Rows:
-    """A tree under construction: rows of tokens and parents; row 0 is the root."""
+    """A tree under construction. A row is a node: its index in the lists of tokens and parents; row 0 is the root."""
 
     def __init__(self, root: int):
         self.tokens = [root]
         self.parents = [-1]
 
     def add(self, token: int, parent: int) -> int:
-        """Hang a token under a row; returns its own row."""
+        """Add a token below a row; return its row."""
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1
 
     def add_trie(self, trie: Trie, parent: int) -> list[int]:
-        """Hang a trie under a row, depth first; returns the rows of its tokens."""
+        """Add a trie below a row, depth first; return the rows of its tokens."""
         rows = []
         for token, below in trie.items():
             row = self.add(token, parent)
@@ -173,7 +179,7 @@ class Rows:
         return rows
 
     def add_chain(self, tokens: Sequence[int], parent: int) -> list[int]:
-        """Hang tokens under a row, one below the other; returns their rows."""
+        """Add a chain of tokens below a row; return their rows."""
         rows = []
         for token in tokens:
             parent = self.add(token, parent)
@@ -181,7 +187,7 @@ class Rows:
         return rows
 
     def draft(self, candidates: int) -> Draft:
-        """The draft whose first ``candidates`` rows behind the root stand for election; the others only ride along."""
+        """Return the draft. Its first ``candidates`` rows after the root are candidates, all later ones auxiliary."""
         tree = TokenTree(self.tokens, self.parents)
         rows = tree.parents.new_tensor(range(len(tree)))
         return Draft(tree, auxiliary=rows > candidates)

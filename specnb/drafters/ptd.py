@@ -1,4 +1,7 @@
-"""ProgressiveDrafter: Progressive Tree Drafting (PTD), a draft tree that the target grows while it decodes."""
+"""ProgressiveDrafter: Progressive Tree Drafting (PTD), a draft tree that the target grows while it decodes.
+
+An auxiliary node is scored with the target's forward, but is never accepted. A candidate may be accepted.
+"""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from specnb.growth import at_least_one
 from specnb.sampling import Warp, likeliest
 from specnb.tree import Draft
 
-EXPANSIONS = {  # how a node's draft token is drawn from the target's law; argmax draws nothing
+EXPANSIONS = {  # name → the warp under which a node's draft token is drawn from the target's law; argmax draws nothing
     "argmax": None,
     "topk": Warp(1.0, top_k=8),
     "topp": Warp(1.0, top_p=0.1),
@@ -21,24 +24,30 @@ EXPANSIONS = {  # how a node's draft token is drawn from the target's law; argma
 
 
 class ProgressiveDrafter(Reader):
-    """Progressive Tree Drafting (PTD paper, Algorithm 1): the target expands a perturbed tree, a level each step.
+    """Progressive Tree Drafting (PTD paper, Algorithm 1): the target expands a tree of random beginnings step by step.
 
-    The draft tree T begins as two random tokens of the prompt, with at most one more below each, from a stream of its
-    own (seed). In each step all its nodes ride the target's forward as auxiliary ones. Every node v gets the target's
-    token d_v as a child (at most ``children`` of them), and first-level subtrees deeper than ``depth`` step. Every
-    subtree of the expanded tree is merged into the pool under its root's token. The pool's tree behind the last
-    token is the next step's candidate tree. d_v is the argmax, or drawn: see EXPANSIONS.
+    The draft tree T begins as two random tokens of the prompt, with at most one more below each. In each step:
+    - All nodes of T are auxiliary nodes of the target's forward. The target predicts a token d_v after each node v.
+    - d_v becomes a child of v. A first-level subtree that is too deep is replaced by that of a child (``textbook``).
+    - For every node of the expanded tree, the tree below it is merged into the pool under the node's token.
+    - The pool's tree of the text's last token is the candidate tree of the next step.
 
-    chained: each first-level node sees those before it (the public code's mask), not only its own branch (the text,
-    and the default).
-    feedback: what the target says after each candidate is merged into the candidates' tree, as in the public code.
-    As there, the pool takes the tree as expanded, before it steps and without the limit of its width. Unlike there,
-    the pool takes it from the first step on, and nodes behind an end of text are not removed.
-    from_prompt: n-grams of the prompt, and of the text as it grows, enter the pool, too (its PLD_INI: the prompt).
-    refill: while the first level holds fewer than ``children`` nodes, the last one's draft token joins it, or, if there
-    is none, the text's next token. This is a rule of the public code; the paper does not say how the first level is
-    kept up.
-    nodes, keys: bounds of the pool.
+    children: the most children of a node of T.
+    depth: the most levels of T.
+    expand: whether d_v is the argmax, or how it is drawn: see EXPANSIONS.
+    chained: True lets each first-level node see the first-level nodes before it, as in the public code. False lets it
+        see only its own branch, as in the paper's text.
+    feedback: whether what the target predicts after each candidate is merged into the pool, as in the public code.
+    from_prompt: whether n-grams of the prompt and of the growing text enter the pool, too (the public code's PLD_INI
+        takes those of the prompt).
+    refill: if the first level has fewer than ``children`` nodes, the draft token of its last node joins it; if the
+        level is empty, the text's next token. The public code does this; the paper does not say how the first level is
+        refilled.
+    nodes, keys: the bounds of the pool, see ``TriePool``.
+    seed: decides the random tokens.
+
+    As in the public code, the pool gets the tree as expanded, before it is pruned and without the limit on children.
+    Unlike in the public code, the pool gets it from the first step on, and nodes after an end of text are not removed.
     Raises ValueError for bounds below 1 and an unknown expansion.
     """
 
@@ -69,7 +78,7 @@ class ProgressiveDrafter(Reader):
         self.keys = keys
         self.seed = seed
         at_least_one(self, "children", "depth", "nodes", "keys")
-        self.reach = depth  # how far behind the text a draft node may lie
+        self.reach = depth  # the depth of the deepest auxiliary node
         if chained:
             self.reach += children - 1
 
@@ -77,7 +86,7 @@ class ProgressiveDrafter(Reader):
         rng = random.Random(self.seed)
         self.noise = None
         self.pool = TriePool(self.nodes, self.keys)
-        self.text: list[int] = []  # its last tokens
+        self.text: list[int] = []  # its last depth + 1 tokens
         self._read(prefix)
         self.tree: Trie = {}
         known = sorted(set(prefix))
@@ -88,7 +97,7 @@ class ProgressiveDrafter(Reader):
                 self.tree[token] = {rng.choice(prefix): {}}
 
     def _read(self, tokens: Sequence[int]) -> None:
-        """The text goes on; its last n-grams enter the pool if they are wanted."""
+        """Append tokens to the text; if from_prompt is set, its new n-grams enter the pool."""
         for token in tokens:
             self.text = [*self.text, token][-self.depth - 1 :]
             if self.from_prompt and len(self.text) > self.depth:
@@ -110,7 +119,7 @@ class ProgressiveDrafter(Reader):
         return rows.draft(size(self.candidates))
 
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
-        # Rows: the root, candidates, draft nodes; nodes of each tree depth first
+        # The rows of logits are the root, the candidates, the nodes of T; both trees are depth first, as textbook.nodes
         first_draft_row = draft.candidate_rows
         likely = likeliest(logits[1:]).tolist()
         after_candidates = likely[: first_draft_row - 1]
@@ -123,18 +132,18 @@ class ProgressiveDrafter(Reader):
             answered = textbook.expand(self.candidates, answers, self.nodes)
             self.pool.add(self.root, answered)
 
-        expanded = textbook.expand(self.tree, d, self.nodes)  # for the pool, which has a limit of its own
+        expanded = textbook.expand(self.tree, d, self.nodes)  # for the pool, which has its own limit of nodes
         for key, below in subtrees(expanded):
             if below:
                 self.pool.add(key, below)
 
         grown = textbook.expand(self.tree, d, self.children)
         if self.refill:
-            grown = self._refilled(grown, d, next_token)
+            grown = self._refill(grown, d, next_token)
         self.tree = textbook.step_and_prune(grown, self.depth)
 
     def _draft_tokens(self, logits: Tensor, likely: list[int]) -> list[int]:
-        """d_v of every draft node, from the target's unwarped logits (m, V); likely: the argmax of each."""
+        """Return d_v of every node of T. logits: (m, V), the target's, without a warp; likely: their argmax."""
         warp = EXPANSIONS[self.expand]
         if warp is None:
             return likely
@@ -143,8 +152,8 @@ class ProgressiveDrafter(Reader):
         drawn = torch.multinomial(warp(logits), 1, generator=self.noise)  # (m, 1)
         return drawn[:, 0].tolist()
 
-    def _refilled(self, tree: Trie, d: dict[textbook.Path, int], next_token: int) -> Trie:
-        """The tree with one node more on its first level, if there is room.
+    def _refill(self, tree: Trie, d: dict[textbook.Path, int], next_token: int) -> Trie:
+        """Return the tree with one more node on its first level, if there is room.
 
         Example: {1: {2: {}, 5: {}}, 3: {6: {}}}, where d_3 is 6, becomes {1: {2: {}, 5: {}}, 3: {}, 6: {}}.
         """

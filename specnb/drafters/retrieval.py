@@ -1,4 +1,7 @@
-"""RetrievalDrafter: what followed in this text and in texts the target wrote before, as a law; no model drafts."""
+"""RetrievalDrafter: it drafts from counts of n-grams in this text and in texts that the target wrote before.
+
+A context is the last few tokens before a position. A law is a probability distribution over the next token.
+"""
 
 import heapq
 import json
@@ -15,38 +18,42 @@ from specnb.growth import at_least_one
 from specnb.models import files
 from specnb.tree import Draft, TokenTree
 
-MOST = 50  # places of a context that are counted, evenly spaced among all
-TOP = 8  # continuations of a context that are kept
-SHARDS = 11  # of the corpus in the store: it stays the same while the corpus grows
+MOST = 50  # the most occurrences of a context that are counted, evenly spaced among all
+TOP = 8  # the most continuations of a context that are returned
+SHARDS = 11  # files of the corpus in the store: a fixed number, so that the store stays the same while the corpus grows
 
 Counts = list[tuple[int, int]]  # (token, how often it followed)
 
 
 class Datastore:
-    """Texts as one run of tokens, sorted by what precedes each place: any context of up to ``longest`` is one range.
+    """An index of a long text. It finds all occurrences of a context of up to ``longest`` tokens by binary search.
 
-    tokens: (n,) integers; where several texts stand behind each other, contexts reach across their ends.
-    longest: 4 for token ids below 65,536, fewer for larger ones (3 below 2,097,152): a key has 64 bits.
-    It takes 18 bytes a token (20 with larger ids); a lookup is two binary searches.
-    Raises ValueError on anything but a run of token ids from 0 to 2³² − 1.
+    Each position of the text has a key: the tokens before the position, packed into 64 bits, the nearest in the highest
+    bits. The keys are sorted, so all positions after the same context are one range.
+
+    tokens: (n,) integers from 0 to 2³² − 1. If several texts are concatenated, contexts cross their ends.
+    longest: an attribute, the most tokens of a context: 4 for token ids below 65,536, fewer for larger ones (3 below
+        2,097,152), because a key has 64 bits.
+
+    The index takes 18 bytes per token (20 with larger ids). Raises ValueError for other tokens.
     """
 
     def __init__(self, tokens: np.ndarray):
         tokens = np.asarray(tokens)
         _check_run(tokens)
         largest = int(tokens.max())
-        self.bits = max(16, largest.bit_length())  # of a token in a key
+        self.bits = max(16, largest.bit_length())  # bits of one token in a key
         self.longest = 64 // self.bits
         narrow = np.uint16 if self.bits == 16 else np.uint32
         self.tokens = tokens.astype(narrow)
         keys = self._keys()
         order = np.argsort(keys, kind="stable")
         self.keys = keys[order]
-        self.places = order + 1  # (n,) int64, where the text goes on behind each key
+        self.positions = order + 1  # (n,) int64: the position that each key precedes
 
     @classmethod
     def of_corpus(cls, folder: Path = files.DATA / "corpus", shards: int = SHARDS) -> "Datastore":
-        """What the embedded target wrote for the training of the heads; no evaluation prompt is among it."""
+        """Return the store of the texts that the embedded target wrote for training; no evaluation prompt is in it."""
         manifest_file = files.in_checkout(folder / "manifest.json")
         manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
         entries = manifest["shards"][:shards]
@@ -54,7 +61,7 @@ class Datastore:
         return cls(np.concatenate(texts))
 
     def _keys(self) -> np.ndarray:
-        """(n,) uint64: of each place its token and those before it, the nearest in the highest bits.
+        """(n,) uint64: the key of each token, made of the token and those before it.
 
         Example: of tokens (7, 8, 9), 16 bits each, the last has the key 0x0009_0008_0007_0000.
         """
@@ -66,13 +73,14 @@ class Datastore:
         return keys
 
     def _shift(self, back: int) -> int:
-        """The place in a key, in bits, of the token that many places before the nearest."""
+        """Return by how many bits a token is shifted in a key; back: 0 for the nearest token, 1 for the one before."""
         return self.bits * (self.longest - 1 - back)
 
     def counts(self, context: Gram) -> tuple[Counts, int]:
-        """(token, count) of what most often followed a context, the commonest first, and the number of places.
+        """Return what followed a context most often, and the number of occurrences that were counted.
 
-        Where there are more than ``MOST`` places, not all of them are counted.
+        The former is a list of (token, count), the commonest first. Of more than ``MOST`` occurrences, not all are
+        counted.
         """
         if any(token >> self.bits for token in context):
             return [], 0  # larger than any in the store
@@ -86,15 +94,15 @@ class Datastore:
         end = int(self.keys.searchsorted(np.uint64(high), "right"))
 
         step = max(1, -(-(end - start) // MOST))  # rounded up
-        places = self.places[start:end:step]
-        places = places[places >= len(context)]  # before the first token stands nothing, which its key takes for zeros
-        places = places[places < len(self.tokens)]  # nothing follows the last token
-        following = self.tokens[places].tolist()
+        positions = self.positions[start:end:step]
+        positions = positions[positions >= len(context)]  # nearer to the start, a key's zeros are not tokens
+        positions = positions[positions < len(self.tokens)]  # nothing follows the last token
+        following = self.tokens[positions].tolist()
         return Counter(following).most_common(TOP), len(following)
 
 
 def _check_run(tokens: np.ndarray) -> None:
-    """ValueError unless they are (n,) token ids that 32 bits can hold."""
+    """ValueError unless tokens are (n,) token ids of at most 32 bits, at least one."""
     if tokens.ndim != 1 or len(tokens) == 0 or tokens.dtype.kind not in "iu":
         raise ValueError(f"a datastore takes a run of token ids below 2**32, got {tokens.dtype} {tokens.shape}")
     least, largest = int(tokens.min()), int(tokens.max())
@@ -105,11 +113,17 @@ def _check_run(tokens: np.ndarray) -> None:
 
 
 class RetrievalDrafter(Reader):
-    """The likeliest paths by n-gram counts, best first; beyond the papers (retrieval: REST, He et al. 2024).
+    """It drafts the likeliest paths by n-gram counts. The rule is not from a paper (retrieval: REST, He et al. 2024).
 
-    The paths are chosen, not drawn: a POINT draft, lossless under ``one_hot``. Its scores are the path probabilities,
-    see ``law``. budget: the most nodes. depth: the most levels. longest: the most tokens of a context (the store has
-    its own bound). weight: so many occurrences in the store count as one in the text itself. prior: of ``law``.
+    store: a Datastore, or None to count in the text only.
+    budget: the most nodes, the root not counted.
+    depth: the most levels.
+    longest: the most tokens of a context in the text; the store has its own limit.
+    weight: one occurrence in the text counts like this number of occurrences in the store.
+    prior: the weight of the shorter context, see ``law``.
+
+    The paths are chosen, not drawn, so the draft is POINT, and lossless with ``one_hot``. Its scores are the path
+    probabilities by ``law``.
     """
 
     def __init__(
@@ -134,7 +148,7 @@ class RetrievalDrafter(Reader):
         self.text: list[int] = []
         # context → token → how often it followed in this text
         self.after: dict[Gram, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        self.stored = None  # the store's counts, remembered for this text alone
+        self.stored = None  # Datastore.counts with a cache for this text
         if self.store is not None:
             self.stored = lru_cache(maxsize=5_000)(self.store.counts)
         self._read(prefix)
@@ -148,23 +162,23 @@ class RetrievalDrafter(Reader):
             self.text.append(token)
 
     def law(self, context: Gram) -> dict[int, float]:
-        """token → probability after a context; sums to at most one: what is never seen has nothing.
-
-        p = (counts + prior · p') / (total + prior), where p' is the law after the context one token shorter: its counts
-        are mixed with a Dirichlet prior. An occurrence in the text itself counts weight times one in the store.
+        """Return token → probability after a context. The sum may be below one: tokens never seen are not in it.
 
         Example, with prior 2 and weight 3: the text is 3 1 4 1 5 3 1, the store 1 5 1 5, the context (3, 1). In the
-        text 4 followed it once, so that 4 has 3 / (3 + 2) = .6, and .4 is left for the shorter context (1,). That was
-        followed by 4 and by 5 in the text, and by 5 twice in the store: its total is 3 + 3 + 2 = 8. Of what is left 4
-        has 3 / (8 + 2) and 5 has 5 / (8 + 2), so p(4) = .6 + .12 = .72 and p(5) = .2.
+        text 4 followed it once, so 4 gets 3 / (3 + 2) = .6, and .4 is left for the shorter context (1,). That was
+        followed by 4 and by 5 in the text, and by 5 twice in the store: its total is 3 + 3 + 2 = 8. Of the .4 that is
+        left, 4 gets 3 / (8 + 2) and 5 gets 5 / (8 + 2). So p(4) = .6 + .12 = .72 and p(5) = .2.
+
+        In general p = (counts + prior · p') / (total + prior), where p' is the law after the context that is one token
+        shorter (a Dirichlet prior).
         """
         law: dict[int, float] = defaultdict(float)
         remaining = 1.0  # the probability that longer contexts have left
         for n in range(len(context), 0, -1):
             ending = context[-n:]
-            in_store, places = self._in_store(ending)
+            in_store, occurrences = self._in_store(ending)
             in_text = self.after.get(ending, {})
-            total = places + self.weight * sum(in_text.values())
+            total = occurrences + self.weight * sum(in_text.values())
             if total == 0:
                 continue
             share = remaining / (total + self.prior)
@@ -176,15 +190,18 @@ class RetrievalDrafter(Reader):
         return law
 
     def _in_store(self, context: Gram) -> tuple[Counts, int]:
-        """``Datastore.counts``; none without a store, and for a context that is too long for it."""
+        """Return ``Datastore.counts``; no counts without a store, or for a context that is too long for it."""
         if self.stored is None or len(context) > self.store.longest:
             return [], 0
         return self.stored(context)
 
     def propose(self, coins, max_depth) -> Draft:
         deepest = min(max_depth, self.depth)
-        tokens, parents, scores = [], [], []  # of the nodes, the root first
-        # A heap of nodes that may be taken: (−score, parent, token, level, context before it).
+        # One entry per node, the root first
+        tokens: list[int] = []
+        parents: list[int] = []
+        score_list: list[float] = []
+        # A heap of nodes that may be added: (−score, parent, token, level, context before it)
         before_root = tuple(self.text[-self.longest - 1 : -1])
         open_nodes = [(-1.0, -1, self.text[-1], 0, before_root)]
         while open_nodes and len(tokens) <= self.budget:
@@ -192,10 +209,10 @@ class RetrievalDrafter(Reader):
             node = len(tokens)
             tokens.append(token)
             parents.append(parent)
-            scores.append(-negative_score)
+            score_list.append(-negative_score)
             if level < deepest and node < self.budget:
                 context = (*before, token)[-self.longest :]
                 for child, probability in self.law(context).items():
                     heapq.heappush(open_nodes, (negative_score * probability, node, child, level + 1, context))
-        scores = torch.tensor(scores, dtype=torch.float64, device="cpu")
+        scores = torch.tensor(score_list, dtype=torch.float64, device="cpu")
         return Draft(TokenTree(tokens, parents), scores=scores)

@@ -1,4 +1,7 @@
-"""SelfDrafter: Self-Draft, branches behind random prefixes that ride the target's own forward."""
+"""SelfDrafter: Self-Draft, branches after random prefixes that are auxiliary nodes of the target's own forward.
+
+An auxiliary node is scored together with the candidates, but is never accepted.
+"""
 
 import random
 from collections import defaultdict
@@ -14,10 +17,15 @@ from specnb.tree import Draft
 
 
 class Corpus:
-    """n-grams of given texts: what followed the longest known ending of a text, up to ``most`` continuations.
+    """n-grams of some texts: it finds the longest ending of a text that occurs in them, and what followed it there.
 
-    It stands in for Self-Draft's pickled corpus (OANC), which its code does not ship. The form is the same (keys of up
-    to 4 tokens, 3 continuations), the texts are others. texts: token ids.
+    It replaces Self-Draft's pickled corpus (OANC), which is not part of the public code. The form is the same (keys of
+    up to 4 tokens, 3 continuations), the texts are different.
+
+    texts: lists of token ids.
+    longest_key: the most tokens of an ending.
+    length: the most tokens of a continuation.
+    most: the most continuations of an ending.
     """
 
     def __init__(self, texts: Iterable[Sequence[int]], *, longest_key: int = 4, length: int = 4, most: int = 3):
@@ -35,7 +43,7 @@ class Corpus:
                     self.after[key][continuation] += 1
 
     def get(self, text: Sequence[int]) -> Trie:
-        """The commonest continuations of the longest known ending, as a trie; {} if there is none."""
+        """Return the commonest continuations of the text's longest known ending, as a trie; {} if none is known."""
         longest = min(self.longest_key, len(text))
         for n in range(longest, 0, -1):
             ending = tuple(text[-n:])
@@ -47,28 +55,38 @@ class Corpus:
 
 
 class Column(NamedTuple):
-    """A branch: the prefix that leads it away from the text, and the tokens that the target has written behind it."""
+    """A branch: a random prefix and the tokens that the target has written after it."""
 
     prefix: list[int]
     written: list[int]
 
 
 class SelfDrafter(Reader):
-    """Self-Draft (Gao et al., AAAI 2025): the target continues the text behind several random detours at once.
+    """Self-Draft (Gao et al., AAAI 2025): the target continues the text after several random prefixes at once.
 
-    There are branches columns, of ``length`` − 2 tokens each when the window is full. Column 0 follows the text; the
-    others begin behind a random prefix of 1 or 2 tokens of the prompt (the perturbation). While the window fills,
-    further columns have prefixes of one token; each step uses up one of them, by the text taking the prefix's place.
-    Then every column slides: it loses its first token and gains one, so that after a few steps its prefix, too, is text
-    that the target wrote (the public code's always_fwd_one).
+    The window has ``branches`` columns, with ``length`` − 2 written tokens each when it is full. Column 0 follows the
+    text. Each other column begins with a random prefix of 1 or 2 tokens of the prompt (the perturbation). In each step
+    the target adds one token to every column.
+    - While the window fills there are more columns, with prefixes of one token. In each step the text takes the place
+      of one of these prefixes.
+    - When the window is full, every column loses its first token in each step. So after a few steps its prefix, too, is
+      text that the target wrote (always_fwd_one in the public code).
 
-    All (1 + gram)-grams of columns and text enter a pool (``grams`` latest per first token; gram is cut to length − 1,
-    so that column 0 has some). Candidates are the pool's grams behind the last token and, with a corpus, its
-    continuations. bonus=False cuts both to gram − 1 tokens, so that no step earns more than ``gram``, as in the public
-    code, where no token follows a whole accepted gram. Defaults are that code's, where columns and prefixes come to
-    about 30 auxiliary nodes. Unlike there, the pool is filled and asked from the first step on. The prefixes come from
-    a stream of their own (seed).
-    Raises ValueError for bounds below 1, and for length < 3.
+    All sequences of 1 + gram tokens in columns and text enter a pool, by their first token. The candidates are the
+    pool's grams after the last token and, with a corpus, its continuations.
+
+    branches: the number of columns.
+    length: 2 + the number of written tokens of a full column.
+    gram: the number of tokens of a gram, cut to length − 1 so that column 0 has some.
+    grams: the latest grams in the pool per first token.
+    corpus: a Corpus, or None.
+    bonus: False cuts candidates to gram − 1 tokens, so that no step commits more than ``gram`` tokens, as in the public
+        code. There, no bonus token follows a completely accepted gram.
+    keys: the most first tokens in the pool.
+    seed: decides the random prefixes.
+
+    The defaults are those of the public code, with about 30 auxiliary nodes. Unlike in that code, the pool is filled
+    and used from the first step on. Raises ValueError for length < 3 and for other numbers below 1.
     """
 
     def __init__(
@@ -95,17 +113,17 @@ class SelfDrafter(Reader):
         self.seed = seed
         at_least_one(self, "branches", "gram", "grams", "keys")
         longest_key = corpus.longest_key if corpus else 0
-        self.kept = max(self.gram + 1, longest_key)  # tokens of the text
-        self.reach = length  # how far behind the text a draft node may lie
+        self.kept = max(self.gram + 1, longest_key)  # the number of last tokens of the text that are needed
+        self.reach = length  # the depth of the deepest auxiliary node
 
     def begin(self, prefix, warp, hidden) -> None:
         rng = random.Random(self.seed)
-        used_up = [1] * self.levels  # lengths of the prefixes that the text replaces while the window fills
-        staying = [rng.choice((1, 2)) for _ in range(self.branches - 1)]
+        replaced_lengths = [1] * self.levels  # of the prefixes that the text replaces while the window fills
+        staying_lengths = [rng.choice((1, 2)) for _ in range(self.branches - 1)]
         self.columns = []
-        for prefix_length in [*used_up, *staying]:
-            detour = [rng.choice(prefix) for _ in range(prefix_length)]
-            self.columns.append(Column(detour, []))
+        for prefix_length in [*replaced_lengths, *staying_lengths]:
+            random_prefix = [rng.choice(prefix) for _ in range(prefix_length)]
+            self.columns.append(Column(random_prefix, []))
         self.pool = GramPool(self.grams, self.keys)
         self.text: list[int] = []  # its last tokens
         self._read(prefix)
@@ -116,7 +134,7 @@ class SelfDrafter(Reader):
             self._note(self.text[-self.gram - 1 :])
 
     def _note(self, tokens: Sequence[int]) -> None:
-        """Every key with the gram behind it enters the pool."""
+        """Add every token that is followed by a gram to the pool, as the gram's key."""
         for start in range(len(tokens) - self.gram):
             gram = tokens[start + 1 : start + 1 + self.gram]
             self.pool.add(tokens[start], gram)
@@ -139,26 +157,27 @@ class SelfDrafter(Reader):
 
     def _learn(self, draft: Draft, next_token: int, logits: Tensor) -> None:
         answers = likeliest(logits[self.last]).tolist()
-        columns = [self._grown(column, token) for column, token in zip(self.columns, answers, strict=True)]
+        columns = [self._grow_column(column, token) for column, token in zip(self.columns, answers, strict=True)]
         if len(columns) > self.branches or columns[0].prefix:
             columns = _with_text_in_front(columns)
         self.columns = columns
 
-    def _grown(self, column: Column, token: int) -> Column:
-        """The column with one more token, and without its first one if it was full; its grams enter the pool."""
-        whole = [*column.prefix, *column.written, token]
+    def _grow_column(self, column: Column, token: int) -> Column:
+        """Return the column with one more token, and without its first one if it was full; its grams enter the pool."""
+        tokens = [*column.prefix, *column.written, token]
         root = self.text[-1]
-        self._note(whole if column.prefix else [root, *whole])
+        self._note(tokens if column.prefix else [root, *tokens])
         if len(column.written) == self.levels:
-            whole = whole[1:]
+            tokens = tokens[1:]
         prefix_length = len(column.prefix)
-        return Column(whole[:prefix_length], whole[prefix_length:])
+        return Column(tokens[:prefix_length], tokens[prefix_length:])
 
 
 def _with_text_in_front(columns: list[Column]) -> list[Column]:
-    """While the window fills: the text takes the place of one more prefix of one token, whose column is the first then.
+    """While the window fills: let the text replace one more prefix of one token, and make its column the first one.
 
-    In the first step that prefix is column 0's. From then on column 0 has none, and column 1 takes its place.
+    In the first step this is the prefix of column 0. After that column 0 has no prefix any more: it is dropped, and
+    column 1 takes its place.
     """
     first, *others = columns
     if not first.prefix:

@@ -1,4 +1,4 @@
-"""TreeDrafter: a draft model gives the laws, a growth rule the shape."""
+"""TreeDrafter: a draft model gives the probabilities of a draft tree, a growth rule its shape."""
 
 import time
 from collections.abc import Sequence
@@ -16,29 +16,28 @@ from specnb.tree import Draft, Drawn, Expansion, TokenTree
 
 @dataclass
 class Grown:
-    """A tree as a draft model grows it, forward by forward.
-
-    chances: (n,) float64, each path's probability, 1 for the root. laws: of each forward the nodes that it expanded,
-    with their laws q (m, V_d). expansions: what each forward was given and how long it took.
-    """
+    """A tree that a draft model grows, forward by forward."""
 
     tree: TokenTree
-    chances: np.ndarray
-    laws: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    expansions: list[Expansion] = field(default_factory=list)
+    chances: np.ndarray  # (n,) float64, the probability of each node's path, 1 for the root
+    laws: list[tuple[list[int], Tensor]] = field(default_factory=list)  # per forward: expanded nodes, q (m, V_d)
+    expansions: list[Expansion] = field(default_factory=list)  # one per forward
 
 
 class TreeDrafter:
-    """Grow a token tree level by level with a draft model (EAGLE, SpecInfer, Sequoia, … by choice of parts).
+    """It grows a token tree with a draft model and a growth rule: EAGLE, SpecInfer, Sequoia, … by choice of the parts.
 
-    drawn=POINT takes each node's top tokens by the unwarped q, so that scores stay the draft's confidence at any
-    temperature. IID and SWOR draw children from q under the same warp as p, and keep that very q for the verifier.
-    growth: it may be set to another rule between two steps. grown: the last step's tree as the draft model has expanded
-    it, before any node was dropped; a draft's ``sources`` are numbers of its nodes. ``observe`` takes the draft that
-    ``propose`` gave, or one made of it by dropping nodes or adding others.
+    draft_model: gives the law q of each expanded node, its probability distribution over the next token.
+    growth: the rule that decides which nodes are expanded. It may be set to another rule between two steps.
+    drawn: POINT takes the top tokens of each node by q without a warp, so that scores are the draft's confidence at any
+        temperature. IID and SWOR draw children from q with the same warp as p, and keep this q for the verifier.
+    grown: an attribute, the tree of the last step before any node was dropped. The ``sources`` of a draft are indices
+        of its nodes.
 
-    Raises ValueError for a sampled tree under a growth rule that prunes, because to drop drawn nodes by their value
-    would bias the output; and in ``observe`` for a draft without sources.
+    ``observe`` takes the draft that ``propose`` returned, or one with nodes dropped or added.
+
+    Raises ValueError for a sampled tree with a growth rule that prunes, because to drop drawn nodes by their
+    probability would bias the output. ``observe`` raises ValueError for a draft without sources.
     """
 
     reach = 0
@@ -48,7 +47,7 @@ class TreeDrafter:
         self.drawn = drawn
         self.growth = growth
         self.hidden_layers = draft_model.hidden_layers
-        self.vocabulary = None  # where the draft names its tokens' ids
+        self.vocabulary = None  # with a reduced vocabulary the draft has ids instead
         if draft_model.ids is None:
             self.vocabulary = getattr(draft_model, "columns", None)
 
@@ -92,32 +91,32 @@ class TreeDrafter:
         }
         if self.drawn is Drawn.POINT or not grown.laws:  # nothing was drawn
             return Draft(tree, **origin)
-        # A rule that drops nodes was refused, so nodes have the same numbers in both trees.
+        # A sampled tree is never pruned, so nodes have the same indices in both trees.
         q = _table(grown.laws, len(tree))  # (n, V_d)
         return Draft(tree, q, self.drawn, self.draft_model.ids, **origin)
 
     def _grow(self, growth: Growth, coins: Coins, max_depth: int) -> Grown:
-        """All that the growth rule lets the draft model expand."""
+        """Let the draft model expand all nodes that the growth rule selects."""
         root_alone = TokenTree([self.root], [-1])
         grown = Grown(root_alone, chances=np.ones(1))
         expanded: set[int] = set()
         while True:
             nodes = []
-            counts = []  # of children, node by node
+            counts = []  # the number of children of each of them
             for node, count in growth.select(grown.tree, grown.chances):
                 if grown.tree.depth_list[node] < max_depth:
                     nodes.append(node)
                     counts.append(count)
             if not nodes:
                 return grown
-            already = len(expanded)
+            expanded_before = len(expanded)
             expanded.update(nodes)
-            if len(expanded) < already + len(nodes):
+            if len(expanded) < expanded_before + len(nodes):
                 raise ValueError(f"{type(self.growth).__name__} selected a node twice: {nodes}")
             self._expand(grown, nodes, counts, coins)
 
     def _expand(self, grown: Grown, nodes: list[int], counts: list[int], coins: Coins) -> None:
-        """One forward of the draft model over some nodes; so many children are drawn below each of them."""
+        """Do one forward of the draft model over some nodes, and draw children below them: counts[i] below nodes[i]."""
         began = time.perf_counter()
         logits = self.draft_model.expand(grown.tree, nodes)
         seconds = time.perf_counter() - began
@@ -127,7 +126,7 @@ class TreeDrafter:
         q = self.warp(logits)  # (m, V_d)
         grown.laws.append((nodes, q))
 
-        # Of each child: its parent's row in q, its token's column there, and q's entry
+        # For each child: the row of its parent in q, the column of its token, and the entry of q
         rows, columns, probabilities = draw_rows(q, counts, self.drawn, coins)
         parents = np.array(nodes)[rows]
         chances = grown.chances[parents] * probabilities
@@ -143,9 +142,10 @@ class TreeDrafter:
         self.root = next_token
 
     def _with_path(self, draft: Draft, path: Sequence[int]) -> tuple[TokenTree, list[int]]:
-        """The grown tree with the accepted path in it, and the path's nodes there.
+        """Return the grown tree, with the accepted path in it, and the path's nodes there.
 
-        Nodes that the draft model did not draft come last on a path. They are added as nodes that were never expanded.
+        Nodes that the draft model did not draft are at the end of a path. They are added to the tree as nodes that were
+        never expanded.
         """
         if draft.sources is None:
             raise ValueError("this draft does not say which nodes the draft model grew: hand its sources on")
@@ -165,7 +165,7 @@ class TreeDrafter:
 
 
 def _table(laws: list[tuple[list[int], Tensor]], node_count: int) -> Tensor:
-    """(n, V_d) laws of all nodes; the rows of nodes that were never expanded are zero."""
+    """(n, V_d): the laws of all nodes; rows of nodes that were never expanded are zero."""
     _, first_q = laws[0]
     table = first_q.new_zeros(node_count, first_q.shape[1])
     for nodes, q in laws:

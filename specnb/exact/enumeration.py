@@ -53,7 +53,7 @@ class _Script:
         return outcome
 
     def accept(self, probability: float) -> bool:
-        if not -1e-12 <= probability <= 1 + 1e-12:
+        if not -1e-12 <= probability <= 1 + 1e-12:  # float64 may round slightly outside 0..1
             raise ValueError(f"an accept coin was given probability {probability}, outside 0..1")
         probability = min(max(probability, 0.0), 1.0)
         return bool(self._toss([1 - probability, probability]))
@@ -79,7 +79,7 @@ def law(fn: Callable[[Coins], Outcome]) -> Law:
         coins = _Script(scripts.pop())
         outcome = fn(coins)
         if coins.position < len(coins.outcomes):
-            raise ValueError("fn tossed other coins than at its last call: it must start afresh each time")
+            raise ValueError("fn tossed other coins than at its last call: it must start from the same state each time")
         result[outcome] += coins.probability
         scripts += coins.open
     return dict(result)
@@ -131,7 +131,7 @@ def toy_draft(q: Model, growth: Growth, drawn: Drawn = Drawn.POINT) -> tuple[Dra
     """Return a draft of ``toy_drafter`` after the empty text, and the path probability that each forward expanded."""
     drafter = toy_drafter(q, growth, drawn)
     drafter.begin((0,), Warp(), {})
-    draft = drafter.propose(RandomCoins(), 99)
+    draft = drafter.propose(RandomCoins(), 99)  # deeper than any toy tree
     masses = [expansion.mass for expansion in draft.expansions]
     return draft, masses
 

@@ -297,7 +297,7 @@ def bias(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, 
     return exact.total_variation(decoded, right)
 
 
-def _warped(p: exact.Model, warp: Warp | None) -> exact.Model:
+def _apply_warp(p: exact.Model, warp: Warp | None) -> exact.Model:
     """Return the model p with the warp applied."""
     if warp is None:
         return p
@@ -308,14 +308,14 @@ def _laws(
     make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None
 ) -> tuple[exact.Law, exact.Law]:
     """Return two laws over texts of three tokens: of decoded texts, and of the target."""
-    target = _warped(p, warp)
+    target = _apply_warp(p, warp)
     decoded = exact.output_law(make(q), verifier, target, depth=2, warp=warp)
     return decoded, exact.joint(target, 3)
 
 
 def _accepted(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Model, warp: Warp | None) -> float:
     """Return the mean number of accepted draft tokens per step."""
-    law = exact.accepted_law(make(q), verifier, _warped(p, warp), depth=2, warp=warp)
+    law = exact.accepted_law(make(q), verifier, _apply_warp(p, warp), depth=2, warp=warp)
     return exact.expectation(law, float)
 
 

@@ -1,8 +1,9 @@
 """Growth rules: which nodes of a draft tree to expand, when to stop, and which to keep.
 
-``levels`` has rules that go level by level (chains and k-ary trees, DynaTree, CAPE, EAGLE-2, PCT); ``best_first``
-those that look for the likeliest nodes (SALF, SpecExec, OPT-Tree); ``regrown`` tells what a rule would have drafted
-from a larger tree that was recorded; ``textbook`` has SALF's and DynaTree's algorithms as printed.
+- ``levels`` has rules that go level by level: chains and k-ary trees, DynaTree, CAPE, EAGLE-2, PCT.
+- ``best_first`` has rules that search for the likeliest nodes: SALF, SpecExec, OPT-Tree.
+- ``regrown`` finds what a rule would have drafted, in a larger tree that was recorded.
+- ``textbook`` has SALF's and DynaTree's algorithms as printed.
 """
 
 from specnb.growth import textbook

@@ -1,8 +1,10 @@
-"""Which nodes to expand and when to stop. A growth rule is two small pure functions over a growing tree.
+"""Growth rules that go level by level: which nodes of a draft tree to expand, when to stop, and which nodes to keep.
 
-``select(tree, scores)`` names the nodes to expand next, with the number of children each shall get; an empty
-list stops. ``finish(tree, scores)`` names the nodes to keep, or None for all. scores: a numpy array (n,) of float64,
-the drafter's probability of each node's path, 1 for the root.
+A growth rule is two pure functions over a growing tree:
+- ``select(tree, scores)`` returns the nodes to expand next, each with its number of children. An empty list stops.
+- ``finish(tree, scores)`` returns the nodes to keep, or None for all.
+scores: (n,) float64 numpy array, the draft model's probability of each node's path, 1 for the root. A law is the draft
+model's probability distribution over the next token.
 """
 
 from collections import Counter
@@ -21,9 +23,10 @@ Frontier = Sequence[tuple[int, int]]  # (node, number of children)
 
 
 class Growth(Protocol):
-    """A growth rule; one that is derived from this class keeps all that it drafts, unless it says otherwise.
+    """The methods of a growth rule. A rule derived from this class keeps all nodes, unless it has its own ``finish``.
 
-    ``prunes`` says that finish may drop drawn nodes, which only POINT trees survive unbiased.
+    prunes: whether ``finish`` may drop nodes. Then the tree must be POINT (chosen, not drawn): to drop drawn nodes
+        would bias the output.
     """
 
     prunes: bool = False
@@ -38,11 +41,12 @@ class Growth(Protocol):
 class Static(Growth):
     """A fixed shape: one path of ranks per node (EAGLE-1's and Medusa's ``choices``; vLLM's token tree).
 
-    A node's rank is its place among its siblings in drawing order. Where a law had too few tokens for a
-    sibling, what would hang below it is left out. name: what recordings and pictures call it; it makes no difference.
-    Raises ValueError on two equal paths, negative ranks, and a path whose parent or elder sibling is no path.
-
     Example: ``Static(((0,), (1,), (0, 0)))`` drafts two tokens, and one more below the first of them.
+
+    paths: the paths of all nodes. The rank of a node is its index among its siblings, in drawing order. If a law has
+        too few tokens for a node, the nodes below it are left out, too.
+    name: for recordings and pictures; it does not change the rule.
+    Raises ValueError on equal paths, negative ranks, and a path whose parent or elder sibling is missing.
     """
 
     paths: tuple[tuple[int, ...], ...]
@@ -75,7 +79,7 @@ class Static(Growth):
         return Counter(path[:-1] for path in self.paths if path)
 
     def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
-        paths: list[tuple[int, ...]] = [()]  # of ranks, one a node
+        paths: list[tuple[int, ...]] = [()]  # the path of ranks of each node
         for node in range(1, len(tree)):
             parent = tree.parent_list[node]
             rank = tree.children[parent].index(node)
@@ -89,7 +93,7 @@ class Static(Growth):
 
 
 def kary(k: int, depth: int) -> Static:
-    """The full k-ary shape of the given depth: k + k² + … nodes. kary(2, d) is the papers' binary tree."""
+    """Return the full k-ary shape of this depth, of k + k² + … nodes. kary(2, d) is the papers' binary tree."""
     if k < 1 or depth < 0:
         raise ValueError(f"a k-ary tree needs k >= 1 and depth >= 0, got k={k}, depth={depth}")
     paths: list[tuple[int, ...]] = []
@@ -99,24 +103,28 @@ def kary(k: int, depth: int) -> Static:
 
 
 def chain(gamma: int) -> Static:
-    """gamma tokens in a row: classic speculative decoding."""
+    """Return the shape of gamma tokens in a row: classic speculative decoding."""
     return replace(kary(1, gamma), name=f"chain({gamma})")
 
 
 @dataclass(frozen=True)
 class DynaTree(Growth):
-    """DynaTree's growth (Chen et al., Algorithm 1): width branch below the likeliest token, pruned by path probability.
-
-    The draft's top token stands alone below the root. Below it, for depth levels, every node of a level whose path has
-    at least the probability threshold gets branch children, until there are budget nodes (the root is not counted).
-    The node whose turn it is then gets the children that still fit, the likeliest ones. A whole level is expanded at
-    once; the paper feeds its draft node by node, even those that find no room. first: children of the root, 1 in the
-    paper. The shape depends on probabilities of nodes that are there already, so sampled trees stay unbiased.
-    Raises ValueError on a threshold outside (0, 1), or on less than one level, child or node.
+    """DynaTree's growth (Chen et al., Algorithm 1): a fixed width below the top token, pruned by path probability.
 
     Example: a draft that gives its three tokens .6, .3 and .1 everywhere, depth=1, branch=2, threshold=.5. The root
-    gets its top token, of .6, which is at least .5 and gets two children, of .36 and .18. There are depth levels below
-    the top token, and growth ends. With threshold=.7 the top token stays alone.
+    gets its top token, of probability .6. This is at least .5, so it gets two children, of .36 and .18. Now there are
+    ``depth`` levels below the top token, and growth ends. With threshold=.7 the top token has no children.
+
+    depth: the number of levels below the first one.
+    branch: children of an expanded node.
+    threshold: a node is expanded if its path has at least this probability.
+    budget: the most nodes, the root not counted. The last expanded node gets only the children that still fit, the
+        likeliest ones.
+    first: children of the root, 1 in the paper.
+
+    All nodes of a level are expanded by one forward; the paper feeds its draft node by node, even nodes that get no
+    children. The shape depends only on the probabilities of nodes that exist already, so sampled trees stay unbiased.
+    Raises ValueError on a threshold outside (0, 1), and on any other setting below 1.
     """
 
     depth: int = 8
@@ -151,15 +159,19 @@ class DynaTree(Growth):
 
 @dataclass(frozen=True)
 class Cape:
-    """CAPE (GLIDE, Du et al. 2024): a greedy chain, with 7, 5, 3 or 1 more tokens beside each of its.
+    """CAPE (GLIDE, Du et al. 2024): a greedy chain, with 7, 5, 3 or 1 more tokens beside each of its tokens.
 
-    How many is decided by the confidence of the chain's token there: in (0, .3], (.3, .6], (.6, .8], (.8, 1]. Only
-    the likeliest token is expanded. The widths depend on the law that is being drafted from, so the widest is
-    drafted and ``finish`` drops what is too many. GLIDE's code has these widths, the likeliest included 8, 6, 4
-    and 2, at depth 4; EDD (section 4.1) takes depth 5 and calls 7, 5, 3, 1 the widths themselves.
+    Example: after the root the likeliest token has probability .7, and after that one the likeliest has .2. Then the
+    first level keeps 1 + 3 tokens and the second 1 + 7.
 
-    Example: behind the root the likeliest token has probability .7, behind that one .2. Then the first level keeps
-    1 + 3 tokens and the second 1 + 7.
+    depth: the length of the chain.
+    extra: the numbers of more tokens, from low to high confidence.
+    edges: the limits between them: extra[0] is for confidence in (0, .3], extra[1] for (.3, .6], and so on.
+
+    The confidence is the probability of the chain's token. Only the chain is expanded. The width of a level is known
+    only when its law is, so the widest is drafted first, and ``finish`` drops the tokens that are too many. GLIDE's
+    code has these widths (8, 6, 4 and 2 with the chain's token) at depth 4. EDD (section 4.1) has depth 5, and takes 7,
+    5, 3, 1 as the widths with the chain's token.
     """
 
     depth: int = 5
@@ -193,11 +205,14 @@ class Cape:
 
 @dataclass(frozen=True)
 class Eagle2:
-    """EAGLE-2's beam (Li et al. 2024): of each level the k likeliest paths get k children; the best total nodes stay.
+    """EAGLE-2's beam (Li et al. 2024): in each level the k likeliest nodes get k children; the best nodes are kept.
 
-    total: draft tokens kept; depth: tokens on the longest path. Ties go to the elder node, so that no child outlives
-    its parent. EAGLE's code counts the root in its total and the first level not in its depth: its scripts' 60 and 5
-    are the defaults here.
+    total: the number of nodes kept, the root not counted.
+    depth: the most tokens on a path.
+    k: the nodes expanded per level, and the children of each.
+
+    Among equally likely nodes the elder one is kept, so that no child is kept without its parent. EAGLE's code counts
+    the root in its total and does not count the first level in its depth: its 60 and 5 are 59 and 6 here, the defaults.
     """
 
     total: int = 59
@@ -221,10 +236,16 @@ class Eagle2:
 class Pct:
     """The pruned candidate tree of EDD (section 3.2): a node is expanded only if its path probability is worth a call.
 
-    C(node) is the probability of its path. Every node of a level with C ≥ cost gets k children, for at most depth
-    levels; cost is a draft call's share of a target call, s_d / s_t (equation 5). In the end leaves with C < leaf are
-    removed; leaf=0 removes none. Since a level's C sum to at most 1, no more than 1 / cost nodes are expanded in a
-    level. Raises ValueError unless 0 ≤ leaf ≤ cost ≤ 1.
+    cost: the time of a draft call as a share of a target call, s_d / s_t (equation 5). A node is expanded if the
+        probability of its path, C(node), is at least cost.
+    k: children of an expanded node.
+    depth: the most levels.
+    leaf: in the end, leaves with C < leaf are removed; 0 removes none.
+
+    Example: cost=.1 and a level with C = .5, .3, .08: the first two nodes are expanded. The C of a level sum to at most
+    1, so at most 1 / cost = 10 nodes are expanded per level.
+
+    Raises ValueError unless 0 ≤ leaf ≤ cost ≤ 1, and if k or depth is below 1.
     """
 
     cost: float = 0.1
@@ -244,11 +265,11 @@ class Pct:
         return [(node, self.k) for node in last_level(tree) if scores[node] >= self.cost]
 
     def finish(self, tree: TokenTree, scores: np.ndarray) -> list[int]:
-        return (1 + np.flatnonzero(scores[1:] >= self.leaf)).tolist()  # no expanded node lies below
+        return (1 + np.flatnonzero(scores[1:] >= self.leaf)).tolist()  # keeps all expanded nodes, since leaf ≤ cost
 
 
 def best(nodes: Iterable[int] | np.ndarray, scores: np.ndarray, count: int) -> list[int]:
-    """The count nodes of highest score, elder ones first among equals, in index order.
+    """Return the count nodes of highest score (the elder one among equals), in index order.
 
     Example: of the nodes 1 to 4 with scores (1, .2, .5, .2, .1), the root's first, the best two are [1, 2]: nodes 1
     and 3 have the same score, and 1 is elder.
@@ -256,18 +277,18 @@ def best(nodes: Iterable[int] | np.ndarray, scores: np.ndarray, count: int) -> l
     if not isinstance(nodes, np.ndarray):
         nodes = np.array(sorted(nodes), dtype=np.int64)
     by_score = np.argsort(-scores[nodes], kind="stable")  # stable: elder ones first among equals
-    chosen = nodes[by_score[:count]]
-    return np.sort(chosen).tolist()
+    best_nodes = nodes[by_score[:count]]
+    return np.sort(best_nodes).tolist()
 
 
 def last_level(tree: TokenTree) -> list[int]:
-    """The nodes of the deepest level, in index order."""
+    """Return the nodes of the deepest level, in index order."""
     deepest = max(tree.depth_list)
     return [node for node, depth in enumerate(tree.depth_list) if depth == deepest]
 
 
 def at_least_one(rule: object, *names: str) -> None:
-    """ValueError unless a setting of that name is a whole number, 1 or more."""
+    """ValueError unless each of these settings is a whole number, 1 or more."""
     for name in names:
         value = getattr(rule, name)
         if not isinstance(value, Integral):
@@ -277,14 +298,17 @@ def at_least_one(rule: object, *names: str) -> None:
 
 
 def within(rule: Growth, depth: int) -> Growth:
-    """A rule that knows that no node goes deeper: a search must not wait for nodes that will have no children."""
+    """Return the rule with its ``depth`` lowered to this one, if it has a larger one.
+
+    A search must know how deep the tree can get, or it would go on popping nodes that cannot get children.
+    """
     if depth >= getattr(rule, "depth", 0):  # 0: a rule without a depth of its own
         return rule
     return replace(rule, depth=max(1, depth))
 
 
 def _shape(name: str, text: str) -> Static:
-    """A static tree from its rank paths, one digit a rank."""
+    """Return a static tree from a list of rank paths, one digit per rank."""
     paths = [tuple(map(int, digits)) for digits in text.split()]
     return Static(tuple(paths), name)
 

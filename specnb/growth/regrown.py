@@ -1,8 +1,8 @@
-"""What a growth rule would have drafted, told from a larger tree that was recorded: no draft model runs.
+"""What a growth rule would have drafted, found in a larger tree that was recorded, without a draft model.
 
-Every smaller tree is a part of the recorded one. ``regrow`` says which part, ``stages`` shows it forward by forward,
-and ``Together`` is the rule that records what several rules need. Path probabilities are taken as drafts hold them
-(``Draft.scores``, a tensor) and as growth rules are given them (an array).
+The tree of the rule is a part of the recorded one. ``regrow`` finds this part, ``stages`` shows it forward by forward,
+and ``Together`` is a rule that records everything that several rules need. Path probabilities may be a tensor, as in
+``Draft.scores``, or an array, as growth rules get them.
 """
 
 from collections.abc import Iterator
@@ -19,28 +19,30 @@ from specnb.tree import TokenTree
 def regrow(
     tree: TokenTree, scores: Tensor | np.ndarray, rule: Growth, max_depth: int
 ) -> tuple[list[int], list[list[int]]]:
-    """The nodes of a recorded tree that a rule would have drafted and kept, and those each draft forward expands.
+    """Return the recorded nodes that a rule would have kept, and the recorded nodes that each forward would expand.
 
-    Raises ValueError where the rule wants a child that was not recorded.
+    Example: the recorded nodes 1 and 2 are the root's children, 3 and 4 those of node 1. ``chain(2)`` would have kept
+    [0, 1, 3], after two forwards that expand [[0], [1]].
 
-    Example: the recorded nodes 1 and 2 are the root's children, 3 and 4 those of node 1. ``chain(2)`` would have
-    drafted and kept [0, 1, 3], by two forwards that expand [[0], [1]].
+    tree, scores: the recorded tree and its (n,) path probabilities. max_depth: the most levels of the rule's tree.
+    Raises ValueError if the rule wants a child that was not recorded.
     """
     scores = np.asarray(scores, dtype=np.float64)
     rule = within(rule, max_depth)
-    moments = _whole(tree, scores, rule, max_depth)
-    kept = _kept(rule, scores, moments[-1])
+    moments = _all_moments(tree, scores, rule, max_depth)
+    kept = _nodes_kept(rule, scores, moments[-1])
     expanded = [moment.next for moment in moments[:-1]]
     return kept, expanded
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """A rule at work on a recorded tree, before a draft forward.
+    """The state of a rule on a recorded tree before a draft forward.
 
-    drafted: the recorded nodes that it has drafted so far; grown: their tree, of which node i is drafted[i]. next: the
-    recorded nodes that it expands now. lacking: those of them whose children were not all recorded, with the number
-    of children that the rule wants.
+    drafted: the recorded nodes that it has drafted so far.
+    grown: the tree of these nodes; its node i is the recorded node drafted[i].
+    next: the recorded nodes that it expands now.
+    lacking: recorded node → number of children that the rule wants, for those of next with fewer recorded children.
     """
 
     drafted: list[int]
@@ -50,29 +52,29 @@ class _Moment:
 
 
 def _moments(tree: TokenTree, scores: np.ndarray, rule: Growth, max_depth: int) -> Iterator[_Moment]:
-    """The moments before each draft forward; in the last one nothing is next, or something is lacking."""
+    """Yield the moment before each draft forward. In the last one next is empty, or lacking is not."""
     rule = within(rule, max_depth)
     drafted = [0]
     grown = TokenTree([0], [-1])
     while True:
         wanted = rule.select(grown, scores[drafted])
         frontier = [(node, k) for node, k in wanted if grown.depth_list[node] < max_depth]
-        recorded = [(drafted[node], k) for node, k in frontier]  # the same, by the recorded tree's numbers
-        lacking = {node: k for node, k in recorded if len(tree.children[node]) < k}
-        yield _Moment(list(drafted), grown, [node for node, _ in recorded], lacking)
+        recorded_frontier = [(drafted[node], k) for node, k in frontier]  # with the recorded tree's node numbers
+        lacking = {node: k for node, k in recorded_frontier if len(tree.children[node]) < k}
+        yield _Moment(list(drafted), grown, [node for node, _ in recorded_frontier], lacking)
         if lacking or not frontier:
             return
         parent_list: list[int] = []
         for node, k in frontier:
             parent_list += [node] * k
-        for node, k in recorded:
+        for node, k in recorded_frontier:
             drafted += tree.children[node][:k]
         parents = torch.tensor(parent_list, dtype=torch.int64, device="cpu")
-        grown = grown.grow(torch.zeros_like(parents), parents)  # rules look at no token
+        grown = grown.grow(torch.zeros_like(parents), parents)  # all tokens are 0, since rules do not read tokens
 
 
-def _whole(tree: TokenTree, scores: np.ndarray, rule: Growth, max_depth: int) -> list[_Moment]:
-    """All moments; ValueError where the last lacks something."""
+def _all_moments(tree: TokenTree, scores: np.ndarray, rule: Growth, max_depth: int) -> list[_Moment]:
+    """Return all moments; ValueError if the last one lacks recorded children."""
     moments = list(_moments(tree, scores, rule, max_depth))
     for node, k in moments[-1].lacking.items():
         raise ValueError(
@@ -82,8 +84,8 @@ def _whole(tree: TokenTree, scores: np.ndarray, rule: Growth, max_depth: int) ->
     return moments
 
 
-def _kept(rule: Growth, scores: np.ndarray, moment: _Moment) -> list[int]:
-    """The recorded nodes that the rule keeps if drafting ends at this moment."""
+def _nodes_kept(rule: Growth, scores: np.ndarray, moment: _Moment) -> list[int]:
+    """Return the recorded nodes that the rule keeps if drafting ends at this moment."""
     keep = rule.finish(moment.grown, scores[moment.drafted])
     if keep is None:
         return moment.drafted
@@ -92,30 +94,37 @@ def _kept(rule: Growth, scores: np.ndarray, moment: _Moment) -> list[int]:
 
 @dataclass(frozen=True)
 class Stage:
-    """A rule at work on a recorded tree: nodes scored so far, those expanded next, those kept if it ended here."""
+    """The state of a rule on a recorded tree, as recorded nodes."""
 
-    scored: tuple[int, ...]
-    next: tuple[int, ...]
-    kept: tuple[int, ...]
+    scored: tuple[int, ...]  # scored by the draft model so far
+    next: tuple[int, ...]  # expanded by the next forward
+    kept: tuple[int, ...]  # kept if drafting ended now
 
 
 def stages(tree: TokenTree, scores: Tensor | np.ndarray, rule: Growth) -> list[Stage]:
-    """A rule's draft forwards one by one, the last stage with nothing next; ValueError as in ``regrow``."""
+    """Return the stage before each draft forward of a rule, and a last one with an empty next.
+
+    Raises ValueError as in ``regrow``.
+    """
     scores = np.asarray(scores, dtype=np.float64)
     result = []
-    for moment in _whole(tree, scores, rule, len(tree)):
-        kept = _kept(rule, scores, moment)
+    for moment in _all_moments(tree, scores, rule, len(tree)):
+        kept = _nodes_kept(rule, scores, moment)
         result.append(Stage(tuple(moment.drafted), tuple(moment.next), tuple(kept)))
     return result
 
 
 @dataclass(frozen=True)
 class Together(Growth):
-    """Everything that any of several rules would draft, k children to a node: one recording to replay them all.
+    """A rule that drafts everything that any of several rules would draft, so that one recording serves all of them.
 
-    Near a text's end trees go less deep. Rules that go level by level just stop earlier then, but a search chooses
-    other nodes: those that it would choose are drafted, too. left: how many levels there are before the text ends,
-    which whoever records sets at each step; None if it may be any number.
+    rules: the rules.
+    k: children of every expanded node.
+    left: the number of levels until the text ends, set before each step by the code that records; None if it may be
+        any number.
+
+    Near the end of a text trees are less deep. A rule that goes level by level only stops earlier then, but a search
+    selects other nodes; these are drafted, too.
     """
 
     rules: tuple[Growth, ...]
@@ -123,7 +132,7 @@ class Together(Growth):
     left: int | None = None
 
     def select(self, tree: TokenTree, scores: np.ndarray) -> Frontier:
-        """The nodes whose children some rule still lacks: first with levels without end, then with few."""
+        """Select the nodes whose children some rule still lacks: first without a limit of levels, then with one."""
         wanted = self._lacking(tree, scores, len(tree))
         if not wanted:
             deepest = max(tree.depth_list)
@@ -134,7 +143,7 @@ class Together(Growth):
         return [(node, self.k) for node in unexpanded]
 
     def _lacking(self, tree: TokenTree, scores: np.ndarray, max_depth: int) -> set[int]:
-        """The nodes whose children any of the rules still needs if its trees have up to max_depth levels."""
+        """Return the nodes whose children any rule still needs, if its trees may have max_depth levels."""
         nodes: set[int] = set()
         for rule in self.rules:
             *_, last = _moments(tree, scores, rule, max_depth)

@@ -1,8 +1,11 @@
-"""Verifiers elect a path of a draft tree and one more token, without changing the target's law.
+"""Verifiers accept a path of a draft tree and choose one more token, without changing the target's law.
 
-``textbook`` has the papers' algorithms line by line: token-level, RRS, RRSw, block and traversal verification.
-``top_down`` and ``bottom_up`` are the fast forms that decoding uses (the same laws, vocabulary rows touched only
-where a rejection needs them); ``multidraft`` compares rules for one level; ``base`` holds what they share.
+A law is a probability distribution over the vocabulary. A verifier is lossless if its texts have the target's law.
+- ``textbook`` has the papers' algorithms line by line: token-level, RRS, RRSw, block and traversal verification.
+- ``top_down`` and ``bottom_up`` have the fast forms that decoding uses. Their output has the same law; they read the
+  laws of a node only if one of its children was rejected.
+- ``multidraft`` has rules for trees of one level, for comparison.
+- ``base`` has what the verifiers share.
 """
 
 from specnb.decode import Verifier

@@ -1,7 +1,9 @@
 """Bottom-up verifiers: block verification of chains, and traversal verification of any tree.
 
-Top-down rules lose a whole subtree with its first node. These weigh a path as a whole: a node is on trial only when
-everything below it has been rejected, with the probability that *something* through it should have survived.
+A top-down verifier loses all nodes of a subtree when it rejects the subtree's first node. These verifiers start at the
+leaves: a node is tried only when everything below it has been rejected. It is then accepted with its survival, the
+probability that some path through it survives, given these rejections. A law is a probability distribution over the
+vocabulary.
 """
 
 from collections.abc import Iterator
@@ -18,10 +20,13 @@ from specnb.verifiers.base import check, choose, drawn_from, is_chain, over_colu
 def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """Block verification of a chain (Sun et al. 2024, arXiv 2403.10444, Algorithm 2).
 
-    With p_i = min(p_{i−1} · p(x_i)/q(x_i), 1) and p_0 = 1 the prefix of length i is accepted with h_γ = p_γ and, for
-    i < γ, h_i = Z / (Z + 1 − p_i), Z = Σ [p_i · p − q]_+; the longest accepted prefix counts, whatever shorter ones
-    came to. On a chain traversal does just this, from the longest prefix down. Lossless for chains drawn from q, and
-    for POINT chains (where it gains nothing). Raises ValueError on a draft that branches.
+    For a chain x_1 … x_γ let p_0 = 1 and p_i = min(p_{i−1} · p(x_i)/q(x_i), 1). The prefix of length i is accepted
+    with probability h_i: h_γ = p_γ, and for i < γ h_i = Z / (Z + 1 − p_i) with Z = Σ [p_i · p − q]_+. The longest
+    accepted prefix counts, even if shorter ones were rejected. On a chain, traversal does the same from the longest
+    prefix down, so this function calls it; an example is there.
+
+    Lossless for chains drawn from q, and for POINT chains (where it accepts no more than ``one_hot``). Raises
+    ValueError on a draft that branches.
     """
     if not is_chain(draft):
         raise ValueError("block verifies chains: this draft branches, use traversal")
@@ -30,10 +35,14 @@ def block(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 @dataclass
 class Standing:
-    """A node whose subtree is being traversed: its survival, children not tried yet, and its current p and q.
+    """A node whose subtree is being traversed.
 
-    p and q are None until a child has been rejected: then what is left of them, float64 over the draft's columns and
-    not normalised: p_mass and q_mass are their sums. A POINT draft has no q: each child's is one-hot.
+    node: its index in the tree.
+    survival: the probability with which it is accepted once everything below it has been rejected.
+    children: its children that have not been tried yet.
+    p, q: what rejections have left of its laws, float64 over the draft's columns, not normalised; None before the first
+        rejection. q stays None for a POINT draft, where the q of each child is one-hot.
+    p_mass, q_mass: the sums of p and q.
     """
 
     node: int
@@ -45,7 +54,10 @@ class Standing:
     q_mass: float = 1.0
 
     def survival_of_child(self, column: int, ratio: float) -> float:
-        """min(survival · p(x)/q(x), 1) under the current laws; ratio: p(x)/q(x) under the untouched ones."""
+        """min(survival · p(x)/q(x), 1) with the current laws.
+
+        column: the column of the child's token x. ratio: p(x)/q(x) with the laws before any rejection.
+        """
         if self.p is not None:
             q_of_token = self.p.new_ones(()) if self.q is None else self.q[column]
             px, qx = torch.stack([self.p[column], q_of_token]).tolist()  # one read off the device
@@ -56,25 +68,29 @@ class Standing:
 def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """Traversal verification (Weng et al. 2025, Algorithm 3): leaves first, in drawing order, then their parents.
 
-    A node's survival is min(survival of its parent · p(x)/q(x), 1). The first leaf is accepted, with its whole path,
-    with its survival; else it leaves the tree, and at its parent v (survival s) p ← norm([s·p − q]_+), q loses the
-    token, and s ← S / (S + 1 − s) with S = Σ [s·p − q]_+. A parent without children is a leaf. Lossless for any tree
-    drawn IID (where q stays) or SWOR, and for POINT trees (q one-hot, where it gains nothing over one_hot).
+    Example: p = (.3, .4, .3) and q = (.6, .3, .1) after every node, and a chain of tokens 0 and 1. The survival of
+    token 0 is .3/.6 = 1/2, that of token 1 after it min(1/2 · .4/.3, 1) = 2/3. So both are accepted with probability
+    2/3. If not, token 0 is a leaf now. p after it is norm([1/2 · p − q]_+) = (0, 0, 1) with S = .05, so token 0 is
+    accepted alone with probability .05 / (.05 + 1/2) = 1/11. Token-level verification would accept both with
+    probability 1/2 · 1 only.
 
-    Example: p = (.3, .4, .3) and q = (.6, .3, .1) after every node, and a chain of tokens 0 and 1. Token 0 survives
-    with .3/.6 = 1/2, token 1 behind it with min(1/2 · .4/.3, 1) = 2/3: with 2/3 both are accepted. If not, token 0
-    is a leaf, p behind it is norm([1/2 · p − q]_+) = (0, 0, 1) and S = .05, so that it is accepted alone with
-    .05 / (.05 + 1/2) = 1/11. Token by token both would be accepted with 1/2 · 1 only.
+    The survival of a node is min(survival of its parent · p(x)/q(x), 1). The first leaf is accepted, together with its
+    path, with the probability of its survival. If it is rejected, it is removed from the tree, and its parent, with
+    survival s, is updated: S = Σ [s·p − q]_+, p ← norm([s·p − q]_+), q loses the token, and s ← S / (S + 1 − s). A
+    parent without children is a leaf.
+
+    Lossless for any tree drawn IID (there q keeps the token) or SWOR, and for POINT trees (there q is one-hot, and as
+    many tokens are accepted as by ``one_hot``).
     """
     check(draft, p)
     ratio = ratios(draft, p)
     columns = draft.columns.tolist()
     trials: list[Trial] = []
-    stack = [Standing(0, 1.0, iter(draft.candidates[0]))]  # the path from the root to the node in hand
+    stack = [Standing(0, 1.0, iter(draft.candidates[0]))]  # the path from the root to the current node
     while True:
         top = stack[-1]
         child = None
-        if top.survival > 0:  # nothing below survives a dead node
+        if top.survival > 0:  # else nothing below it can be accepted
             child = next(top.children, None)
         if child is not None:
             survival = top.survival_of_child(columns[child], ratio[child])
@@ -90,21 +106,28 @@ def traversal(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 
 def chances(draft: Draft, p: Tensor, *, token_level: bool = False) -> list[float]:
-    """How likely each node is to be in the accepted path, on average over what is drawn below it and its siblings.
+    """Return for each node the probability that it is on the accepted path.
 
-    By Lemma A.2 of the Traversal paper: if a node is reached with probability w and survives with s, the outcome
-    runs through it with w · s; its next sibling is reached with w · (1 − s), its first child with w. At token level
-    (RRSw, RRS) a node's children are reached only if it has been accepted, and start from survival 1. Summed over
-    nodes and averaged over drawn trees this is the expected accepted length, as is the exact expectation given each
-    tree, but it varies far less: at depth 1 both rules agree on every tree. Returns one probability per node.
+    It is an average over what is drawn below the node and its siblings.
 
-    Example: p, q and the chain of ``traversal``'s example: 1 for the root, 1/2 and 2/3. Token by token: 1, 1/2, 1/2.
+    Example: for the p, q and chain of the example of ``traversal``, (1, 1/2, 2/3) with the root first. At token level
+    (1, 1/2, 1/2).
+
+    token_level: False for ``traversal``; True for RRS and RRSw, where a node's children are reached only if it has been
+        accepted, and start from survival 1.
+
+    This is Lemma A.2 of the Traversal paper. If a node is reached with probability w and has survival s, the accepted
+    path goes through it with w · s. Its next sibling is reached with w · (1 − s), and its first child with w.
+
+    The sum over all nodes is an estimate of the accepted length. Averaged over drawn trees it equals the expected
+    accepted length, like the exact expectation given each tree, but it varies far less from tree to tree. At depth 1
+    both rules have the same value on every tree.
     """
     check(draft, p)
     ratio = ratios(draft, p)
     columns = draft.columns.tolist()
     n = len(columns)
-    # One number a node, all 0 but the root's: auxiliary nodes keep it, since they do not stand for election.
+    # One number per node, 0 except for the root. Auxiliary nodes keep 0, because they are never accepted.
     reached = [1.0] + [0.0] * (n - 1)
     survival = [1.0] + [0.0] * (n - 1)
     accepted = [1.0] + [0.0] * (n - 1)
@@ -125,26 +148,26 @@ def chances(draft: Draft, p: Tensor, *, token_level: bool = False) -> list[float
 
 
 def _reject(draft: Draft, standing: Standing, child: int, p: Tensor) -> None:
-    """Update a node's p, q and survival when a child has been rejected (Algorithm 3, lines 11 to 13).
+    """Update a node's p, q and survival after the rejection of a child (Algorithm 3, lines 11 to 13).
 
-    Example: a node of survival 1 with p = (.3, .4, .3), q = (.6, .3, .1), and a child of token 0. What is left of p
-    is [p − q]_+ = (0, .1, .2), of mass .3, and of q without replacement (0, .3, .1), of mass .4. The survival stays
+    Example: a node of survival 1 with p = (.3, .4, .3), q = (.6, .3, .1), and a child of token 0. p becomes
+    [p − q]_+ = (0, .1, .2) with mass .3, and q, without replacement, (0, .3, .1) with mass .4. The survival stays
     .3 / (.3 + 1 − 1) = 1.
     """
     node = standing.node
     law = over_columns(draft, p[node]) if standing.p is None else standing.p
     q = draft_law(draft, node, child, law) if standing.q is None else standing.q
 
-    # s·p − q = (scale · law − q) / q_mass. A scale of 0 changes neither p nor s: a dead node (s = 0) stays dead, and
-    # a q without mass takes nothing away.
+    # s·p − q = (scale · law − q) / q_mass. With a scale of 0, p and s stay as they are: either s = 0, and no path
+    # through the node can be accepted any more, or q has no mass to subtract.
     scale = standing.survival * standing.q_mass / standing.p_mass
-    changes_p = scale > 1e-300
+    changes_p = scale > 1e-300  # not 0, and large enough that 1 / scale is finite
     if changes_p:
-        rest = torch.sub(law, q, alpha=1 / scale).clamp_min_(0)  # most of the work, hence one pass
+        rest = torch.sub(law, q, alpha=1 / scale).clamp_min_(0)  # the slowest line, hence in one pass over the columns
     else:
         rest = law
 
-    is_last = child == draft.candidates[node][-1]  # behind the last child nobody asks for q
+    is_last = child == draft.candidates[node][-1]  # after the last child q is not needed any more
     loses_token = draft.drawn is Drawn.SWOR and not is_last
     q_left = struck(q, int(draft.columns[child])) if loses_token else q
 
@@ -164,13 +187,16 @@ def _reject(draft: Draft, standing: Standing, child: int, p: Tensor) -> None:
 
 
 def odds(mass: float, survival: float) -> float:
-    """S / (S + 1 − s), one where both vanish: p and q agree and nothing is left to lose."""
+    """S / (S + 1 − s), and 1 if that is 0 / 0 (S = 0 and s = 1): then p equals q.
+
+    mass: S. survival: s.
+    """
     rest = mass + (1 - survival)
     return mass / rest if rest > 0 else 1.0
 
 
 def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
-    """The law a child of node was drawn from, over the columns of a law like this one; one-hot for a POINT draft."""
+    """Return the law that a child was drawn from, one-hot for a POINT draft; like: a law over the same columns."""
     if draft.drawn is not Drawn.POINT:
         return drawn_from(draft, node)
     law = torch.zeros_like(like)
@@ -179,7 +205,7 @@ def draft_law(draft: Draft, node: int, child: int, like: Tensor) -> Tensor:
 
 
 def ratios(draft: Draft, p: Tensor) -> list[float]:
-    """p(x)/q(x) of every node's token under the untouched laws of its parent; p(x) for a POINT draft."""
+    """Return p(x)/q(x) of every node's token under its parent's laws before any rejection; p(x) for a POINT draft."""
     p_child = probabilities(draft, p)
     if draft.drawn is Drawn.POINT:
         return p_child

@@ -1,9 +1,13 @@
-"""The verifiers step by step, in the Traversal paper's letters. The fast forms have the same laws.
+"""The verifiers step by step, in the letters of the Traversal paper.
 
-M_b is the target's distribution and M_s the draft's, one row per node; coins.accept(h) is the paper's η < h. In the
-bottom-up rules p(X) is the probability that a path up to X survives. Algorithm 3 is restored: its formulas are missing
-in the text we have, which cites lines 11 to 13 for the update that is marked (1) to (3) here. q(x) > 0 for every
-drafted x. A test enumerates every coin and finds each function equal to its fast form (``top_down``, ``bottom_up``).
+M_b: (n, V), the target's distribution after each node.
+M_s: (n, V), the draft's distribution after each node (``draft.q``), positive for every drafted token.
+coins.accept(h): the paper's η < h.
+p(X): in ``block`` and ``traversal``, the probability with which the path down to X survives.
+
+The formulas of Algorithm 3 are missing in our text of the paper, so they are restored from its description. The update
+that it calls lines 11 to 13 is marked (1) to (3). A test enumerates every coin and compares each function with its fast
+form in ``top_down`` or ``bottom_up``: both have the same law.
 """
 
 from torch import Tensor
@@ -14,7 +18,7 @@ from specnb.verifiers.base import struck
 
 
 def norm(law: Tensor, otherwise: Tensor) -> Tensor:
-    """A law divided by its mass; the other one if it has none."""
+    """A distribution: law divided by its sum, or otherwise if the sum is 0."""
     mass = law.sum()
     return law / mass if mass > 0 else otherwise
 

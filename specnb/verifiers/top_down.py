@@ -1,9 +1,12 @@
 """Top-down verifiers: each node is accepted or rejected by itself, from the root downwards.
 
-Each is ``verifier(draft, p, coins) -> Verdict`` with p: (n, V) float32 or wider, row i the target's law after node i;
-rows of auxiliary nodes behind the last candidate may be missing. Arithmetic is float64. Siblings are tried in drawing
-order; where a drawn draft is accepted nothing of the vocabulary's size is touched. A verifier refuses a draft for which
-it would not be lossless. ``textbook`` has the rules that the papers print, as they print them.
+A law is a probability distribution over the vocabulary. Each function here is ``verifier(draft, p, coins) -> Verdict``.
+p: (n, V) float32 or wider; row i is the target's law after node i. Rows of auxiliary nodes (which are never accepted)
+may be left out after the last candidate. Arithmetic is float64.
+
+Siblings are tried in drawing order. A verifier reads a node's laws, V numbers each, only after a rejection, or to draw
+the last token. It refuses a draft for which it would not be lossless. ``textbook`` has the same rules as the papers
+print them.
 """
 
 from collections.abc import Callable
@@ -16,14 +19,14 @@ from specnb.sampling import Coins, likeliest, residual, wide
 from specnb.tree import Draft, Drawn, Trial, Verdict
 from specnb.verifiers.base import check, choose, drawn_from, is_chain, need, over_columns, probabilities, toss, without
 
-# judge(node, trials) → (the accepted child, None), or (None, the step's last token). It notes each trial in the list.
+# judge(node, trials) → (the accepted child, None), or (None, the step's last token). It appends each trial to the list.
 Judge = Callable[[int, list[Trial]], tuple[int | None, int | None]]
 
 
 def greedy(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """Follow the target's argmax through the tree: the T = 0 limit of every lossless verifier.
+    """Follow the target's argmax through the tree: what every lossless verifier does at temperature 0.
 
-    Lossless for any draft when p is one-hot; ValueError when p is not.
+    Lossless for any draft if p is one-hot; ValueError if p is not.
     """
     check(draft, p)
     top = likeliest(p)  # (n,) the target's likeliest token after each node
@@ -34,7 +37,7 @@ def greedy(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
         largest = probability[node]
         if isnan(largest):
             raise ValueError("p holds nan, which is no probability: are there NaN in the logits?")
-        if not largest >= 1 - 1e-6:
+        if not largest >= 1 - 1e-6:  # float32 may round slightly below 1
             raise ValueError(
                 f"greedy verification needs one-hot p (temperature 0), got a largest probability of "
                 f"{largest:.3f}: use one_hot, rrs, rrsw or sample_and_match"
@@ -47,7 +50,7 @@ def greedy(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 def sample_and_match(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """Draw the target's own token at each node and follow the child that equals it, if there is one.
 
-    Trivially lossless for any draft: the tokens are the target's draws. Also called naive (NSS) verification.
+    Lossless for any draft, because all tokens are drawn from the target's law. Also called naive (NSS) verification.
     """
     check(draft, p)
 
@@ -58,21 +61,22 @@ def sample_and_match(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 
 def one_hot(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """Rejection with one-hot q: accept child x with what p still gives it, else strike x out and renormalise.
+    """Rejection sampling with one-hot q: accept a child x with probability p(x); else set p(x) to 0 and renormalise p.
 
-    Lossless for any tree chosen without looking at the target's coins: top-k trees (EAGLE-2, DynaTree, PCT,
-    SALF), retrieval and self-drafting (PTD, Lookahead); on sampled trees too, though it then wastes q.
-
-    Example: p is (.3, .4, .3) after the root, whose children carry tokens 1 and 0. Token 1 is accepted with
+    Example: p is (.3, .4, .3) after the root, whose children have tokens 1 and 0. Token 1 is accepted with
     probability .4. After its rejection p is (.5, 0, .5), so token 0 is accepted with .3 / .6 = .5. After another
-    rejection only token 2 is left, and comes with certainty.
+    rejection only token 2 is left, and it is drawn with certainty.
+
+    Lossless for any tree that does not depend on the verifier's coins: top-k trees (EAGLE-2, DynaTree, PCT, SALF),
+    retrieval and self-drafting (PTD, Lookahead). Lossless for sampled trees, too, but there a verifier that uses q
+    accepts more.
     """
     check(draft, p)
-    p_child = probabilities(draft, p)  # of every node's token behind its parent
+    p_child = probabilities(draft, p)  # (c,): each node's token after its parent, up to the last candidate
 
     def judge(node: int, trials: list[Trial]) -> tuple[int | None, int | None]:
         struck = []  # rejected tokens
-        remaining = 1.0  # the mass that p gives to all others
+        remaining = 1.0  # the mass of all other tokens
         for child in draft.candidates[node]:
             token = draft.tree.token_list[child]
             mass = 0.0 if token in struck else p_child[child]
@@ -94,12 +98,12 @@ def one_hot(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 def rrs(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """Recursive rejection sampling, siblings drawn with replacement (SpecInfer; Traversal paper, Algorithm 2).
 
-    Accept child x with min(1, p(x)/q(x)); else p ← norm([p − q]_+) and the next sibling is tried against the
-    same q. Needs an IID draft, or one with at most one child per node.
+    A child x is accepted with probability min(1, p(x)/q(x)). After a rejection p ← norm([p − q]_+), and the next
+    sibling is tried with the same q. Needs an IID draft, or one with at most one child per node.
 
-    Example: p = (.3, .4, .3) and q = (.6, .3, .1) after the root, whose children carry tokens 0 and 1. Token 0 is
-    accepted with .3 / .6 = .5. After its rejection p is (0, 1/3, 2/3), while q stays: token 1 is accepted with
-    certainty, as (1/3) / .3 is above 1; a second token 0 would be rejected.
+    Example: p = (.3, .4, .3) and q = (.6, .3, .1) after the root, whose children have tokens 0 and 1. Token 0 is
+    accepted with probability .3 / .6 = .5. After its rejection p is (0, 1/3, 2/3), and q stays. Now token 1 is accepted
+    with certainty, because (1/3) / .3 is above 1. If the second child had token 0 again, it would be rejected.
     """
     need(draft, Drawn.IID, "rrs", "rrsw")
     return _recursive_rejection(draft, p, coins, remove=False)
@@ -108,18 +112,21 @@ def rrs(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 def rrsw(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     """Recursive rejection sampling without replacement (RRSw: Sequoia, EAGLE; Traversal paper, section 2.2).
 
-    As ``rrs``, and a rejected token leaves q as well: q ← norm(q with q(x) = 0). Needs a SWOR draft, or one
-    with at most one child per node.
+    It does what ``rrs`` does, and a rejected token x also leaves q: q ← norm(q with q(x) = 0). Needs a SWOR draft, or
+    one with at most one child per node.
 
-    Example: with the p and q of ``rrs``, and token 0 rejected, q is (0, 3/4, 1/4). So token 1 is accepted with
-    (1/3) / (3/4) = 4/9, and token 2 with 1.
+    Example: with the p and q of ``rrs``, after the rejection of token 0, q is (0, 3/4, 1/4). So token 1 would be
+    accepted with probability (1/3) / (3/4) = 4/9, and token 2 with probability 1.
     """
     need(draft, Drawn.SWOR, "rrsw", "rrs")
     return _recursive_rejection(draft, p, coins, remove=True)
 
 
 def token_level(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
-    """Token-level verification of a chain (Leviathan et al. 2023; Traversal paper, Algorithm 1)."""
+    """Token-level verification of a chain (Leviathan et al. 2023; Traversal paper, Algorithm 1): ``rrs`` on a chain.
+
+    Raises ValueError on a draft that branches.
+    """
     if not is_chain(draft):
         raise ValueError("token_level verifies chains: this draft branches, use rrs, rrsw or one_hot")
     need(draft, Drawn.IID, "token_level", "rrsw")
@@ -127,17 +134,17 @@ def token_level(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 
 def _recursive_rejection(draft: Draft, p: Tensor, coins: Coins, *, remove: bool) -> Verdict:
-    """The walk of ``rrs`` and ``rrsw``; remove says whether a rejected token leaves q."""
+    """The common code of ``rrs`` and ``rrsw``; remove: whether a rejected token leaves q."""
     check(draft, p)
     if not any(draft.candidates):
         return Verdict((), coins.choose(p[0]))
-    p_child = probabilities(draft, p)  # of every node's token behind its parent
-    q_child = probabilities(draft, draft.q, "q")
+    p_child = probabilities(draft, p)  # (c,): each node's token after its parent, up to the last candidate
+    q_child = probabilities(draft, draft.q, "q")  # (c,)
     columns = draft.columns.tolist()
 
     def judge(node: int, trials: list[Trial]) -> tuple[int | None, int | None]:
-        # What rejections have left of the node's p and q, over the draft's columns. While there was none, both are
-        # untouched, and p_child and q_child say all that is needed.
+        # What rejections have left of the node's p and q, over the draft's columns. None before the first rejection:
+        # until then p_child and q_child have all numbers that are needed.
         law = None
         q = None
         for child in draft.candidates[node]:
@@ -169,7 +176,7 @@ def by_draw(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
 
 def _descend(judge: Judge) -> Verdict:
-    """Walk from the root downwards: ``judge`` accepts a child of the node, or none and says the last token."""
+    """Walk from the root downwards, until ``judge`` accepts no child of a node and returns the last token."""
     path: list[int] = []
     trials: list[Trial] = []
     node = 0
@@ -182,7 +189,7 @@ def _descend(judge: Judge) -> Verdict:
 
 
 def _follow(draft: Draft, token_after: Callable[[int], int]) -> Verdict:
-    """Walk along the target's tokens, token_after(node), while a candidate carries them; each looked at is a trial."""
+    """Walk along the target's tokens, token_after(node), while a candidate has them. Each compared child is a trial."""
 
     def judge(node: int, trials: list[Trial]) -> tuple[int | None, int | None]:
         token = token_after(node)
