@@ -8,13 +8,15 @@ LAB    ?=                 # options for jupyter lab, e.g. LAB="--no-browser --po
 SEED   ?= 1                # of noise
 TESTS  ?= tests            # what make test-code runs
 JOBS   ?= 2                # test processes, of one thread and about 2 GB each
+ALL    ?=                  # 1: tests marked slow and the solutions' notebooks, too
 BIN    := $(VENV)/bin
-NB     := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
+MAINS  := $(sort $(wildcard notebooks/*.ipynb))
+NB     := $(MAINS) $(sort $(wildcard notebooks/solutions/*.ipynb))
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PINS) -e
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help lab test test-code test-notebooks noise train-smoke figures stills screens html slides readme fetch lint clean
+.PHONY: help lab test test-all test-code test-notebooks noise train-smoke figures stills screens html slides readme fetch lint clean
 .DEFAULT_GOAL := lab
 .NOTPARALLEL:             # nothing else beside tests, which fill the machine
 
@@ -41,17 +43,20 @@ lint: $(VENV)/.dev              # ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-test: lint fetch                # ruff, the tests and, after a failed test, too, every notebook
+test: lint fetch                # ruff, the tests but for slow ones and, after a failed test, too, the notebooks: ten minutes
 	$(MAKE) --keep-going test-code test-notebooks
 
-test-code: $(VENV)/.dev fetch   # the tests alone: make test-code TESTS=tests/loop JOBS=1
-	$(PARALLEL) $(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist worksteal --durations 40 -rs
+test-all: lint fetch            # the same with all tests, and the notebooks of solutions: what CI runs
+	$(MAKE) --keep-going ALL=1 test-code test-notebooks
 
-test-notebooks: $(VENV)/.dev fetch    # every notebook's saved output against a fresh run
-	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(NB)
+test-code: $(VENV)/.dev fetch   # the tests alone: make test-code TESTS=tests/loop JOBS=1; with slow ones: ALL=1
+	$(PARALLEL) $(BIN)/python -m pytest $(TESTS) $(if $(strip $(ALL)),,-m "not slow") -n $(JOBS) --dist worksteal --durations 40 -rs
+
+test-notebooks: $(VENV)/.dev fetch    # every notebook's saved output against a fresh run; with solutions: ALL=1
+	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(if $(strip $(ALL)),$(NB),$(MAINS))
 
 noise: $(VENV)/.dev fetch       # tests and notebooks while torch rounds like another processor: make noise SEED=2
-	SPECNB_NOISE=$(SEED) $(MAKE) --keep-going test-code test-notebooks
+	SPECNB_NOISE=$(SEED) $(MAKE) --keep-going ALL=1 test-code test-notebooks
 
 train-smoke: $(VENV)/.dev     # train every kind of head for a few steps on a tiny corpus (part of make test)
 	$(BIN)/python -m pytest tests/training/test_training.py

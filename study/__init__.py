@@ -1,12 +1,19 @@
-"""The study: what it takes to judge five papers, in a checkout of the repository.
+"""The study: everything that is needed to judge five papers, in a checkout of the repository.
 
-``methods`` is the table of all methods by short names; ``measure`` times them on prompts, compares their texts, and
-measures what recordings hold; ``record`` keeps blocks in files, resumable, and ``experiments`` is the table of what is
-recorded. ``metrics`` tells what steps accepted. ``quantities`` makes of recordings what is compared, ``stats`` pairs it
-and gives intervals; ``replay`` says what other growth rules would have done along a recorded text, and ``prices`` what
-forwards cost. ``paper`` has the papers' printed numbers; ``claims`` judges their sentences and ``figures`` redraws
-their figures, a module a paper each; ``verdicts`` shows what became of the claims. ``commands`` run all from the shell:
-``python -m study``.
+    methods      the table of all methods by short names
+    measure      cells: functions that time methods on prompts, compare their texts, and measure other things
+    record       blocks of measurements in files that survive interruptions
+    experiments  the table of everything that is recorded
+    metrics      the usual measures of speculative decoding, from the steps of a generation
+    quantities   tables of what is compared, from recordings
+    stats        statistics over prompts with intervals
+    replay       what other growth rules would have done along a recorded text
+    prices       what forwards cost
+    paper        the papers' printed numbers
+    claims       judges the papers' sentences, one module per paper
+    verdicts     shows the verdicts on the claims
+    figures      redraws the papers' figures, one module per paper
+    commands     the commands of ``python -m study``
 
 Import what you need by name: ``from study import experiments, stats``.
 """

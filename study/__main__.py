@@ -1,31 +1,39 @@
 """The study's commands:
 
-python -m study list                                     what is recorded, and what is not
-python -m study record NAME …                            record experiments; resumes
-python -m study claims [PAPER]                           what became of the papers' claims
+python -m study list                                     which experiments are recorded, and which are not
+python -m study record NAME …                            record experiments of that list; resumes
+python -m study claims [PAPER]                           the verdicts on the papers' claims
 python -m study methods [WORD]                           the table of methods, or those with a word in their name
-python -m study race METHOD … --prompts own:1 --out F    any methods on any prompts, recorded in F.jsonl
-python -m study texts METHOD … --prompts own:1 --out F   whether their greedy texts are those of generate
-python -m study price HEAD … --out F                     cost curves of the target and of heads
-python -m study gpu                                      all that a GPU is asked, in some minutes; resumes
+python -m study race METHOD … --prompts own:1 --out F    run and time any methods on any prompts; recorded in F.jsonl
+python -m study texts METHOD … --prompts own:1 --out F   compare their greedy texts with those of generate
+python -m study price HEAD … --out F                     time forwards of the target and of heads, by their size
+python -m study gpu                                      everything that is measured on a GPU, in minutes; resumes
 
-A prompt is an id, a set ("own", "gsm100:12") or a domain ("rag:2"). Methods are the keys of study/methods.py.
+METHOD is a key of study/methods.py, such as "hass-salf-6" or "prompt lookup"; "generate" is transformers' own
+generate. HEAD is a trained draft head, such as "hass". Prompts are given as ids ("rag-01"), as sets ("own",
+"gsm100:12" for its first twelve) or as domains of our own set ("rag:2"); "own:1" is the first prompt of each of the six
+domains of our own set, and "own:5-10" the fifth to the tenth.
 """
 
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from typing import NoReturn
 
 from specnb import models
 
 
 def main() -> None:
-    """Parse and run. Exits with 1 if a block failed, naming it; with 2 on what makes no sense; with 130 on Ctrl-C."""
+    """Run the command that was typed.
+
+    The exit status is 0, or 1 if something failed that was to be measured (its name is printed), 2 on options that make
+    no sense, 130 after Ctrl-C, and 141 if nobody reads the output any more.
+    """
     parser = _parser()
     options = parser.parse_args()
     try:
         failures = run(options)
-        sys.stdout.flush()  # here a reader that has gone away can still be noticed
+        sys.stdout.flush()  # if the reader of a pipe has gone, the error comes here, where it is handled
     except BrokenPipeError:
         _leave_quietly()
     except (ValueError, OSError, RuntimeError) as error:
@@ -38,16 +46,20 @@ def main() -> None:
         sys.exit("\n".join([*failures, "--retry measures again"]))
 
 
-def _leave_quietly() -> None:
-    """Exit when nobody reads our output any more: ``python -m study list | head`` has its ten lines."""
+def _leave_quietly() -> NoReturn:
+    """Exit without a message when nobody reads the output any more, as after ``python -m study list | head``."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())  # else Python complains when it flushes what is left, on its way out
+    os.dup2(
+        nowhere, sys.stdout.fileno()
+    )  # Python flushes the rest of the output at exit: into the closed pipe it fails
     sys.exit(141)  # as shells report a broken pipe
 
 
 def run(options: Namespace) -> list[str]:
-    """Do what the command line asks for; in words, what failed."""
-    from study import commands  # now: torch and transformers take seconds
+    """Run a command. Returns one message for each thing that failed, without repetitions."""
+    from study import (
+        commands,
+    )  # not at the top: importing torch and transformers takes seconds, and --help needs neither
 
     functions = {
         "list": commands.list_experiments,
@@ -74,14 +86,14 @@ def run(options: Namespace) -> list[str]:
 
 
 def number(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1. Raises ArgumentTypeError on any other text."""
     if not text.isdecimal() or int(text) == 0:
         raise ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return int(text)
 
 
 def _parser() -> ArgumentParser:
-    """All commands with their options."""
+    """The parser of all commands with their options."""
     parser = ArgumentParser("python -m study", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="what", required=True)
     where = _where_blocks_run()
@@ -89,71 +101,84 @@ def _parser() -> ArgumentParser:
     kernels = _dtype_and_packing()
     raced = _methods_on_prompts()
 
-    commands.add_parser("list", help="the table of experiments and its state")
+    commands.add_parser("list", help="which experiments are recorded, and which are not")
 
-    claims = commands.add_parser("claims", help="verdicts on the papers' claims, counted, or one paper's")
+    claims = commands.add_parser("claims", help="the verdicts on the papers' claims, counted, or one paper's claims")
     claims.add_argument("paper", nargs="?", help="ptd, traversal, dynatree, edd_pct or salf_talf")
 
     methods = commands.add_parser("methods", help="the table of methods")
-    methods.add_argument("word", nargs="?", default="", help="only names that hold it")
+    methods.add_argument("word", nargs="?", default="", help="only methods with this word in their name")
 
     record = commands.add_parser("record", parents=[where], help="record experiments; resumes")
-    record.add_argument("names", nargs="+", metavar="NAME", help="as `list` names them")
+    record.add_argument("names", nargs="+", metavar="NAME", help="names of experiments, as `list` prints them")
     record.add_argument("--prompts", nargs="+", default=(), help="only these prompts of the experiment")
 
-    race_help = "any methods on any prompts; the first is the baseline"
+    race_help = "run and time any methods on any prompts; the first method is the baseline"
     race = commands.add_parser("race", parents=[where, model, kernels, raced], help=race_help)
-    race.add_argument("--temperature", type=float, default=0.0)
-    race.add_argument("--repetitions", type=number, default=1)
-    race.add_argument("--whole", action="store_true", help="write all new tokens, whatever ends the text before")
+    race.add_argument("--temperature", type=float, default=0.0, help="of the sampled texts; 0, the default, is greedy")
+    race.add_argument("--repetitions", type=number, default=1, help="runs of every method on every prompt; default 1")
+    race.add_argument("--whole", action="store_true", help="go on after an end token, up to --tokens")
 
-    commands.add_parser("texts", parents=[where, model, raced], help="greedy float32 texts beside those of generate")
+    texts_help = "compare methods' greedy float32 texts with those of generate"
+    commands.add_parser("texts", parents=[where, model, raced], help=texts_help)
 
-    price = commands.add_parser("price", parents=[where, model, kernels], help="cost curves of the target and of heads")
-    price.add_argument("heads", nargs="*", metavar="HEAD")
-    price.add_argument("--prefix", type=number, help="tokens behind which forwards are measured: 300, if they fit")
-    price.add_argument("--repetitions", type=number, default=15)
+    price_help = "time forwards of the target and of heads, by their number of nodes"
+    price = commands.add_parser("price", parents=[where, model, kernels], help=price_help)
+    heads_help = 'trained heads, or "pair" for the pair\'s own draft model; without any only the target is timed'
+    price.add_argument("heads", nargs="*", metavar="HEAD", help=heads_help)
+    prefix_help = "tokens before the measured forwards; default 300, or what the models' contexts can take"
+    price.add_argument("--prefix", type=number, help=prefix_help)
+    price.add_argument("--repetitions", type=number, default=15, help="how often each size is timed; default 15")
 
-    gpu = commands.add_parser("gpu", help="texts, laws, prices and races on a GPU, and a forecast for larger models")
-    gpu.add_argument("--out", help="folder for gpu_*.jsonl; left out: data/results")
-    gpu.add_argument("--retry", action="store_true", help="measure again what failed")
+    gpu = commands.add_parser("gpu", help="everything that is measured on a GPU, and a forecast for larger models")
+    gpu.add_argument("--out", help="folder for gpu_*.jsonl; default data/results")
+    gpu.add_argument("--retry", action="store_true", help="measure again the blocks that failed")
     return parser
 
 
 def _where_blocks_run() -> ArgumentParser:
-    """Options of all commands that measure blocks one after the other."""
+    """Options of the commands that measure block by block: where that happens. A block is a prompt with all methods."""
     part = ArgumentParser(add_help=False)
-    part.add_argument("--workers", type=number, default=1, help="processes (not where seconds are measured)")
-    part.add_argument("--scheduler", help="address of a Dask scheduler; one block at a time on each machine")
-    part.add_argument("--retry", action="store_true", help="measure again what failed")
+    workers_help = "number of processes; default 1, as it must be where seconds are measured"
+    part.add_argument("--workers", type=number, default=1, help=workers_help)
+    part.add_argument("--scheduler", help="address of a Dask scheduler, for measuring on a cluster")
+    part.add_argument("--retry", action="store_true", help="measure again the blocks that failed")
     return part
 
 
 def _model_and_file() -> ArgumentParser:
-    """Options of all commands that measure any pair, and write a file of the reader's own."""
+    """Options of the commands that measure any pair (target and draft model) and write a file of their own."""
     part = ArgumentParser(add_help=False)
-    part.add_argument("--pair", default=models.EMBEDDED, help=f"{', '.join(models.PAIRS)}, a hub name or a folder")
-    part.add_argument("--out", required=True, help="writes OUT.jsonl")
+    known = ", ".join(models.PAIRS)
+    pair_help = f"the target: {known}, a model's name on the hub, or a folder; default {models.EMBEDDED}"
+    part.add_argument("--pair", default=models.EMBEDDED, help=pair_help)
+    part.add_argument("--out", required=True, help="records in OUT.jsonl")
     return part
 
 
 def _dtype_and_packing() -> ArgumentParser:
-    """Options of all commands that measure seconds."""
+    """Options of the commands that measure seconds."""
     part = ArgumentParser(add_help=False)
-    part.add_argument("--dtype", help="float32, bfloat16 or float16; left out: the fastest here, packed if it can be")
-    part.add_argument("--packed", action=BooleanOptionalAction, help="pack the weights for the CPU's kernels, or not")
+    part.add_argument("--dtype", help="float32, bfloat16 or float16; default: the fastest on this machine")
+    packed_help = (
+        "pack the weights for the CPU's kernels, or do not; default with --dtype: not, without it: if possible"
+    )
+    part.add_argument("--packed", action=BooleanOptionalAction, help=packed_help)
     return part
 
 
 def _methods_on_prompts() -> ArgumentParser:
-    """Options of a race and of texts."""
+    """Options of the commands race and texts."""
     part = ArgumentParser(add_help=False)
-    part.add_argument("methods", nargs="+", metavar="METHOD", help="of study/methods.py")
-    part.add_argument("--prompts", nargs="+", default=["own:1"])
-    part.add_argument("--tokens", type=number, default=96, help="new tokens per prompt")
-    part.add_argument("--head", default="", help="path of a head of your own, in place of the methods'")
-    part.add_argument("--softened", type=float, default=1.0, help="divide the heads' logits by this")
-    part.add_argument("--forwards", default="usual", choices=("usual", "in graphs", "invariant"))
+    part.add_argument("methods", nargs="+", metavar="METHOD", help="as `methods` prints them")
+    prompts_help = "default own:1, the first prompt of each domain of our own set"
+    part.add_argument("--prompts", nargs="+", default=["own:1"], help=prompts_help)
+    part.add_argument("--tokens", type=number, default=96, help="new tokens per prompt; default 96")
+    part.add_argument("--head", default="", help="path of a head of your own; all methods with a head use it instead")
+    softened_help = "the temperature of the heads: their logits are divided by it; default 1"
+    part.add_argument("--softened", type=float, default=1.0, help=softened_help)
+    forwards_help = "how the target's forwards are run; in graphs: captured and replayed; invariant: the same bits"
+    part.add_argument("--forwards", default="usual", choices=("usual", "in graphs", "invariant"), help=forwards_help)
     return part
 
 

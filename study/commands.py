@@ -1,6 +1,6 @@
-"""What the commands of ``python -m study`` do, given their options.
+"""The commands of ``python -m study``, as functions of their options.
 
-Each returns a table; where rows of it failed, ``__main__`` names them and exits with 1.
+Each returns a table with a column status. If rows of it failed ``__main__`` names them and exits with status 1.
 """
 
 import multiprocessing
@@ -33,7 +33,7 @@ NOTHING = pd.DataFrame({"status": []})  # what a command returns that measures n
 
 @contextmanager
 def executors(options: Namespace) -> Iterator[Executor | None]:
-    """Where blocks run: here, on a pool of processes, or on a Dask cluster."""
+    """The executor that measures blocks: a Dask cluster's, a pool of processes, or None for this process."""
     if options.scheduler:
         from distributed import Client
 
@@ -48,11 +48,11 @@ def executors(options: Namespace) -> Iterator[Executor | None]:
 
 @contextmanager
 def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose processes end with an interrupt, in place of finishing their blocks."""
+    """A pool of processes that are ended by Ctrl-C at once. An ordinary pool would finish its blocks first."""
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     with deaf():
         for _ in range(workers):
-            pool.submit(os.getpid)  # so that all processes are started now
+            pool.submit(os.getpid)  # called only to start all processes now, while Ctrl-C is ignored
     try:
         yield pool
     except KeyboardInterrupt:
@@ -66,27 +66,27 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def deaf() -> Iterator[None]:
-    """Processes started meanwhile do not hear Ctrl-C, which a terminal sends to all: this process ends them."""
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ignore Ctrl-C in processes that are started in this context: a terminal sends it to all, and we end them."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, heard)
+        signal.signal(signal.SIGINT, handler)
 
 
-# ---- options that make no sense are told before anything is loaded ------------------------------------------------
+# ---- options are checked before anything is loaded ----------------------------------------------------------------
 
 
 def checked_prompts(options: Namespace) -> list[str]:
-    """The ids of a race's prompts; ValueError on methods, prompts or a pair that make no sense."""
-    chosen = methods_of(options)
+    """The ids of a race's prompts. Raises ValueError on methods, prompts or a pair that make no sense."""
+    raced = methods_of(options)
     models.check_name(options.pair)
-    with_own_draft = [name for name, method in chosen.items() if method.head == "pair"]
+    with_own_draft = [name for name, method in raced.items() if method.head == "pair"]
     _, draft = models.PAIRS.get(options.pair, (None, None))
     if with_own_draft and draft is None:
         raise ValueError(f"{with_own_draft[0]!r}: {options.pair} has no draft model of its own, name a trained head")
-    drawing = [name for name, method in chosen.items() if method.drawn is not Drawn.POINT]
-    temperature = getattr(options, "temperature", 0.0)
+    drawing = [name for name, method in raced.items() if method.drawn is not Drawn.POINT]
+    temperature = getattr(options, "temperature", 0.0)  # the command texts has no such option: it is greedy
     if drawing and temperature == 0:
         raise ValueError(f"{drawing[0]!r} draws its tree: that needs a race at a --temperature above 0")
     ids: list[str] = []
@@ -100,7 +100,7 @@ def checked_prompts(options: Namespace) -> list[str]:
 
 
 def methods_of(options: Namespace) -> dict[str, Method]:
-    """The methods of a command by name, changed as its options say."""
+    """The methods of a command by name, changed by its options --head, --softened and --forwards."""
     changes = {"head": options.head, "softened": options.softened, "forwards": options.forwards}
     return {name: methods.method(name, **changes) for name in options.methods}
 
@@ -109,13 +109,13 @@ TIMED = (experiments.RACE_CELL, experiments.CURVES_CELL, experiments.SHAPES_CELL
 
 
 def check_alone(wanted: Experiment, options: Namespace) -> None:
-    """ValueError on several processes of one machine where seconds are measured."""
+    """Raise ValueError if seconds are to be measured by several processes of one machine."""
     if wanted.cell in TIMED and options.workers > 1:
         raise ValueError(f"--workers {options.workers}: seconds are measured, for which a machine has to be alone")
 
 
 def check_kernels(options: Namespace) -> None:
-    """ValueError on a dtype that is none, or one that cannot be packed here where that was asked for."""
+    """Raise ValueError on an unknown dtype, and on --packed if weights of this dtype cannot be packed here."""
     dtype = options.dtype or models.fastest_dtype(models.best_device())[0]
     kind = models.as_dtype(dtype)
     can_pack = models.best_device().type == "cpu" and models.packing.possible(kind)
@@ -124,7 +124,7 @@ def check_kernels(options: Namespace) -> None:
 
 
 def dtype_and_packing(options: Namespace) -> dict[str, object]:
-    """dtype and packed, as asked for; what was left open as load_pair() chooses it, the fastest on this machine."""
+    """The settings dtype and packed. What the options leave open is the fastest on this machine, as in load_pair()."""
     if options.dtype:
         return {"dtype": options.dtype, "packed": bool(options.packed)}
     dtype, packed = models.fastest_dtype(models.best_device())
@@ -133,8 +133,8 @@ def dtype_and_packing(options: Namespace) -> dict[str, object]:
     elif packed:
         packed = not _is_quantised(options.pair)
     weights = "packed weights" if packed else "weights as they are"
-    told = f"{options.pair}: {dtype}, {weights}: the fastest here (others: --dtype, --packed, --no-packed)"
-    print(told, file=sys.stderr)
+    message = f"{options.pair}: {dtype}, {weights}: the fastest here (others: --dtype, --packed, --no-packed)"
+    print(message, file=sys.stderr)
     return {"dtype": dtype, "packed": packed}
 
 
@@ -147,7 +147,7 @@ def _is_quantised(pair: str) -> bool:
 
 
 def check_pair(wanted: Experiment) -> None:
-    """Load the pair of an experiment; OSError or ValueError if it cannot be, or what is to be measured does not fit."""
+    """Load the pair of an experiment. Raises OSError or ValueError if that fails, or if methods or heads do not fit."""
     settings = wanted.settings
     packed = settings.get("packed", False)
     pair = loading.loaded(settings["pair"], settings.get("dtype", "float32"), packed)
@@ -155,17 +155,17 @@ def check_pair(wanted: Experiment) -> None:
     for name in settings.get("methods", ()):
         loading.check_fit(name, methods.method(name, **changes), pair, packed)
     for head in settings.get("heads", ()):
-        loading.draft_model(head, pair, 0)
+        loading.draft_model(head, pair, 0)  # called only for its errors; the loaded head is kept
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
 def race(options: Namespace) -> pd.DataFrame:
-    """Methods on prompts, timed; recorded block by block, and shown."""
+    """Run and time methods on prompts; record them block by block, and print the speed-ups."""
     ids = checked_prompts(options)
     check_kernels(options)
-    Warp(options.temperature)  # ValueError on one that is none
+    Warp(options.temperature)  # called only for its ValueError on a bad temperature
     settings = common(options)
     settings |= {"temperature": options.temperature, "repetitions": options.repetitions, "whole": options.whole}
     settings |= dtype_and_packing(options)
@@ -173,13 +173,13 @@ def race(options: Namespace) -> pd.DataFrame:
 
 
 def texts(options: Namespace) -> pd.DataFrame:
-    """Greedy float32 texts of methods beside those of generate; recorded prompt by prompt, and shown."""
+    """Compare methods' greedy float32 texts with those of generate; record them block by block, and print counts."""
     ids = checked_prompts(options)
     return measured(Experiment("", experiments.TEXTS_CELL, prompts=ids, settings=common(options)), options)
 
 
 def common(options: Namespace) -> dict[str, object]:
-    """The settings of a race and of texts."""
+    """The settings that races and texts have in common."""
     return {
         "methods": options.methods,
         "length": options.tokens,
@@ -191,10 +191,10 @@ def common(options: Namespace) -> dict[str, object]:
 
 
 def price(options: Namespace) -> pd.DataFrame:
-    """Cost curves of the target's forwards and of heads', behind a prefix; recorded and shown."""
+    """Time forwards of the target and of heads, after a prefix of text; record and print the curves."""
     models.check_name(options.pair)
     check_kernels(options)
-    heads.hashes(set(options.heads) - {"pair"})  # ValueError on one that is not there
+    heads.hashes(set(options.heads) - {"pair"})  # called only for its ValueError on a missing head
     settings = {"heads": options.heads, "pair": options.pair, "repetitions": options.repetitions}
     settings |= dtype_and_packing(options)
     settings["prefix"] = options.prefix or loading.PREFIX
@@ -205,27 +205,27 @@ def price(options: Namespace) -> pd.DataFrame:
 
 
 def measured(wanted: Experiment, options: Namespace) -> pd.DataFrame:
-    """An experiment that stands in no table, recorded in OUT.jsonl and shown."""
+    """Record an experiment that is not in ``experiments.TABLE`` in OUT.jsonl, and print it."""
     check_alone(wanted, options)
-    wanted.check()  # blocks and heads that make no sense are told before anything is loaded
-    if not options.scheduler:  # what cannot be loaded, or does not fit, is no failure of a method
+    wanted.check()  # errors in blocks and heads come before anything is loaded
+    if not options.scheduler:  # here, so that a pair that cannot be loaded is not recorded as a method's failure
         check_pair(wanted)
     file = Path(f"{options.out.removesuffix('.jsonl')}.jsonl")
     command = provenance.command("study")
-    already_there = wanted.recorded(file)
+    already_there = wanted.blocks_in(file)
     if already_there:
         count = f"{len(already_there)} of {len(wanted.blocks())} blocks are in {file} already"
         print(f"{count}, by their methods' names: after a change behind a name use another --out", file=sys.stderr)
     with executors(options) as executor:
-        runs = wanted.measure(file, command, executor, options.retry)
+        runs = wanted.measure_missing(file, command, executor, options.retry)
     show(wanted, runs)
     return runs
 
 
 def record(options: Namespace) -> pd.DataFrame:
-    """Experiments by name, one after the other."""
-    for name in options.names:  # names and prompts without sense are told before the first hour is spent
-        check_alone(experiments.chosen(name, options.prompts), options)
+    """Record experiments by name, one after the other."""
+    for name in options.names:  # errors in any name or prompt come before the first experiment, which may take an hour
+        check_alone(experiments.with_prompts(name, options.prompts), options)
     tables = []
     options_of_all = {"only": options.prompts, "retry": options.retry, "command": provenance.command("study")}
     with executors(options) as executor:
@@ -238,7 +238,7 @@ def record(options: Namespace) -> pd.DataFrame:
 
 
 def gpu(options: Namespace) -> pd.DataFrame:
-    """The experiments that a GPU is asked, one after the other, what they say, and a forecast at the papers' scale."""
+    """Record and print the experiments for a GPU, one after the other, and a forecast for larger models."""
     folder = Path(options.out) if options.out else experiments.RESULTS
     options_of_all = {"folder": folder, "retry": options.retry, "command": provenance.command("study")}
     tables = {}
@@ -254,15 +254,15 @@ def gpu(options: Namespace) -> pd.DataFrame:
 
 
 def plan_of(name: str) -> str:
-    """Hashes of the claims that will judge an experiment: each of its blocks carries them."""
-    from study import claims as judging  # now: it brings what no other command needs
+    """Hashes of the claims that are judged by an experiment: each of its blocks records them."""
+    from study import claims as judging  # not at the top: it imports much that other commands do not need
 
     return judging.plan_of(name)
 
 
 def claims(options: Namespace) -> pd.DataFrame:
-    """The papers' claims: how many have which verdict, or one paper's with its tests."""
-    from study import claims as judging  # now: it brings what no other command needs
+    """Print how many claims of each paper have which verdict, or the claims of one paper."""
+    from study import claims as judging  # not at the top: it imports much that other commands do not need
 
     if not options.paper:
         judged = {paper: judging.judged(paper) for paper in judging.PAPERS}
@@ -275,23 +275,23 @@ def claims(options: Namespace) -> pd.DataFrame:
 
 
 def list_experiments(options: Namespace) -> pd.DataFrame:
-    """The table of experiments."""
+    """Print the table of experiments."""
     print(experiments.listing().set_index("name").to_string())
     return NOTHING
 
 
 def list_methods(options: Namespace) -> pd.DataFrame:
-    """The table of methods, or those with a word in their name."""
-    chosen = {name: method for name, method in METHODS.items() if options.word in name}
-    if not chosen:
-        methods.check(options.word)  # ValueError with what may be meant
-    for name, method in chosen.items():
+    """Print the table of methods, or those with a word in their name."""
+    matching = {name: method for name, method in METHODS.items() if options.word in name}
+    if not matching:
+        methods.check_name(options.word)  # called only for its ValueError, which names similar methods
+    for name, method in matching.items():
         print(f"{name:32} {in_a_line(method)}")
     return NOTHING
 
 
 def in_a_line(method: Method) -> str:
-    """A method in a line: who drafts, by which rule, how drawn and verified, where that is not the usual way.
+    """A method in one line: its draft and growth rule, and each further setting that is not the usual one.
 
     >>> in_a_line(METHODS["hass-salf-6, in graphs"])
     'head hass, Salf(total=6, beam=3, threshold=0.8, width=10); forwards in graphs'
@@ -315,7 +315,7 @@ def in_a_line(method: Method) -> str:
 
 
 def _generate_in_a_line(method: Method) -> str:
-    """A method of transformers in a line."""
+    """A method of transformers in one line."""
     parts = ["transformers' generate"]
     if method.assistant:
         parts.append("with an assistant model")
@@ -324,13 +324,13 @@ def _generate_in_a_line(method: Method) -> str:
     return " ".join(parts)
 
 
-# ---- what a recorded table says -----------------------------------------------------------------------------------
+# ---- recorded tables are printed ----------------------------------------------------------------------------------
 
 
 def show(wanted: Experiment, runs: pd.DataFrame) -> None:
-    """Print what a recorded table says, by what its blocks measured."""
+    """Print a summary of a recorded table, which depends on its cell."""
     good = runs[runs["status"] == "ok"]
-    if good.empty:  # the command ends with what failed
+    if good.empty:  # there is nothing to print here; ``__main__`` prints the failures
         return
     cell = wanted.cell.name
     if cell == "race":
@@ -344,16 +344,16 @@ def show(wanted: Experiment, runs: pd.DataFrame) -> None:
 
 
 def show_texts(good: pd.DataFrame) -> None:
-    """How many texts are those of generate, method by method."""
-    for name, texts_of_one in good.groupby("method", sort=False):
-        equal = texts_of_one["equal"].astype(bool).sum()
-        same = texts_of_one["same"].astype(bool).sum()
-        count = len(texts_of_one)
+    """Print for each method how many of its texts are those of generate, up to near ties (``measure.texts``)."""
+    for name, its_texts in good.groupby("method", sort=False):
+        equal = its_texts["equal"].astype(bool).sum()
+        same = its_texts["same"].astype(bool).sum()
+        count = len(its_texts)
         print(f"{name}: {same} of {count} texts are those of generate, {same - equal} but for a near tie")
 
 
 def show_race(runs: pd.DataFrame, baseline: str) -> None:
-    """Speed-ups over a method, which differences the prompts do not tell, and whether there are enough of them."""
+    """Print speed-ups over the baseline, which of them may be 1, and a warning if there are few prompts."""
     ran = (runs["status"] == "ok") & (runs["method"] == baseline)
     if not ran.any():
         return
@@ -370,15 +370,15 @@ def show_race(runs: pd.DataFrame, baseline: str) -> None:
 
 
 def show_curves(good: pd.DataFrame) -> None:
-    """Milliseconds by the number of nodes, with graphs apart from without."""
-    for recorded, part in good.groupby("graphs"):
+    """Print milliseconds by the number of nodes, in one table with graphs and in one without."""
+    for in_graphs, part in good.groupby("graphs"):
         milliseconds = 1000 * part.pivot(index="nodes", columns="model", values="median")
-        title = "nodes, ms in graphs" if recorded else "nodes, ms"
+        title = "nodes, ms in graphs" if in_graphs else "nodes, ms"
         print(milliseconds.round(2).rename_axis(title).to_string())
 
 
 def show_forecast(raced: pd.DataFrame, shapes: pd.DataFrame) -> None:
-    """What a recorded race would be at the prices of larger models' shapes, if both were measured."""
+    """Print a forecast of a race at the prices of larger models, if both were measured (``prices.forecast``)."""
     no_race = not (raced["status"] == "ok").any()
     no_prices = (shapes["status"] == "failed").any()
     if no_race or no_prices:

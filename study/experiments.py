@@ -10,12 +10,23 @@ A new experiment is a constant of this module, above ``TABLE``, and nothing else
 ``python -m study record tiny_race`` records it in data/results/tiny_race.jsonl (what is missing: it resumes), and
 ``recorded("tiny_race")`` or ``recorded(TINY_RACE)`` reads it. ``python -m study list`` prints all with their state.
 
-A cell is the function that measures a block; ``Experiment`` says what the fields mean. A recording is stale if it was
-made with other heads than the committed ones or has other columns than its readers know. It is read all the same, and
-says so: ``recorded(…).attrs["stale"]``; ``stale()`` lists all that are.
+Words of this module:
+    block      the unit of recording: one prompt (or one setting) with all its methods and repetitions.
+    cell       the function that measures a block and returns its rows.
+    method     a key of ``methods.METHODS``, such as "hass-salf-6"; that module explains the names of heads and rules.
+    pair       a target model with, for some targets, a draft model; head: a trained draft head for the target.
+    plain      the method whose text the others are compared with; usually "generate", transformers' own.
+    control    a method that also runs with an error built in, to show that the comparison can fail.
+    wide       growth rules whose trees contain the trees of all rules to be replayed, so that only they are recorded.
+    own:5-10   prompts 5 to 10 of each of the six domains of this project's own set; own:2 is the first two of each.
+    humaneval:6, gsm100:6   the first six prompts of these public sets; dynatree: the set of DynaTree's public code.
+    stale      a recording that was made with other heads than the committed ones, or that has other columns than its
+               readers know. It can still be read: ``recorded(…).attrs["stale"]`` says why it is stale. ``stale()``
+               lists all such recordings.
 
-Own prompts 1 to 4 of each domain are for tuning; what is reported of tuned methods is measured on 5 to 10 (but for
-n-grams' defaults, once tuned on all own prompts). Minutes are estimates on two cores with bfloat16 kernels.
+Own prompts 1 to 4 of each domain are for tuning, and results of tuned methods are reported on 5 to 10. One exception:
+the defaults of the n-gram drafter were tuned on all own prompts at an earlier time. Minutes are estimates for two CPU
+cores with bfloat16 kernels.
 """
 
 import hashlib
@@ -46,8 +57,8 @@ from training.__main__ import COMMANDS as TRAINING
 
 RESULTS = files.DATA / "results"
 MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".gguf", ".py")
-TARGET = "target "  # before the folder from which a target was loaded, where its hash stands among those of the heads
-REPORTED_BY = ("training", "specnb.training")  # what writes the CSV and JSON of trained heads, and its former name
+TARGET = "target "  # a block records hashes by name: of heads, and of "target FOLDER" if the target is in a folder
+REPORTED_BY = ("training", "specnb.training")  # the package that reports on trained heads, and its former name
 
 
 # ---- cells ----------------------------------------------------------------------------------------------------------
@@ -55,11 +66,11 @@ REPORTED_BY = ("training", "specnb.training")  # what writes the CSV and JSON of
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """What measures a block, and the columns that readers know of its rows, besides status and error."""
+    """The function that measures a block, under the name that recordings have for it."""
 
     name: str
     measure: Callable[..., object]
-    columns: frozenset[str]
+    columns: frozenset[str]  # of its rows, as readers know them, besides status and error
 
 
 def _cell(name: str, measure: Callable[..., object], *columns: str) -> Cell:
@@ -81,27 +92,26 @@ ALIKE_CELL = _cell("alike", alike_block, *branches.COLUMNS)
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """One recording of data/results, or one of a command's own.
+    """What is recorded in one file: of data/results, or the file of a command.
 
-    name: of the file.
-    cell: what measures its blocks.
-    feeds: notebooks that read it, by number; none where only a command shows what it says.
-    minutes: an estimate.
-    prompts: by ``prompts.chosen`` ("own:5-10"), each makes a block.
-    settings: of the cell's function, shared by all blocks.
-    over: settings of which each value makes blocks of its own.
+    prompts and over are axes, and each combination of their values is a block. For example
+
+        Experiment("tiny", RACE_CELL, prompts=["rag:2"], settings={"length": 48}, over={"temperature": [0.0, 1.0]})
+
+    has the four blocks {"length": 48, "prompt": "rag-01", "temperature": 0.0}, the same with temperature 1.0, and both
+    for "rag-02".
     """
 
-    name: str
-    cell: Cell
-    feeds: Sequence[str] = ()
-    minutes: int = 0
-    prompts: Sequence[str] = ()
-    settings: Mapping[str, object] = field(default_factory=dict)
-    over: Mapping[str, Sequence] = field(default_factory=dict)
+    name: str  # of the file, without .jsonl
+    cell: Cell  # measures the blocks
+    feeds: Sequence[str] = ()  # numbers of the notebooks that read it; none if only a command shows it
+    minutes: int = 0  # an estimate
+    prompts: Sequence[str] = ()  # prompts or groups of them, as ``prompts.chosen`` understands them: "own:5-10"
+    settings: Mapping[str, object] = field(default_factory=dict)  # arguments of the cell, the same for all blocks
+    over: Mapping[str, Sequence] = field(default_factory=dict)  # further axes: argument of the cell → its values
 
     def blocks(self) -> list[dict]:
-        """The settings of every block; ValueError on a prompt that is not known."""
+        """The arguments of the cell for every block. Raises ValueError on an unknown prompt."""
         axes = dict(self.over)
         if self.prompts:
             ids: list[str] = []
@@ -111,43 +121,52 @@ class Experiment:
         return [{**self.settings, **block} for block in grid(**axes)]
 
     def heads(self) -> set[str]:
-        """The trained heads that its blocks use: those named in its settings, or those of its methods.
+        """Names of the trained heads that its blocks use, read from the settings.
 
-        Where methods are measured, a head by name takes the place of theirs (see ``methods.method``), but not of that
-        of the plain method.
+        Settings with "methods" use the heads of these methods. The setting "head" replaces them, but not the head of
+        the plain method. Settings without methods name their heads themselves. Examples:
+
+            {"methods": ["generate", "hass-salf", "ptd"]}               {"hass"}
+            {"methods": ["hass-salf"], "head": "my/head"}               {"my/head"}
+            {"methods": ["ptd"], "head": "my/head"}                     set(), for ptd has no head
+            {"heads": ["vdm", "pair"]}                                  {"vdm"}, for "pair" is not a trained head
         """
         replacement = self.settings.get("head", "")
         if "methods" not in self.settings:
-            named = {replacement, *self.settings.get("heads", ()), *self.over.get("head", ())}
-            return named - {"", "pair"}
-        measured = [*self.settings["methods"]]
+            names = {replacement, *self.settings.get("heads", ()), *self.over.get("head", ())}
+            return names - {"", "pair"}
+        method_names = [*self.settings["methods"]]
         if self.settings.get("control"):
-            measured.append(self.settings["control"])
-        used = {self._trained_head(name, replacement) for name in measured}
+            method_names.append(self.settings["control"])
+        used = {self._trained_head(name, replacement) for name in method_names}
         if self.settings.get("plain"):
             used.add(self._trained_head(self.settings["plain"]))
         return used - {None, "pair"}
 
     def _trained_head(self, name: str, replacement: str = "") -> str | None:
-        """The head whose weights a method needs, "pair" or none.
+        """The head whose weights a method needs: a trained head, "pair", or None.
 
-        Of transformers' assistant it is the vdm, unless the pair has a draft model: see ``loading.assistant``.
+        transformers' assistant needs the vdm, unless the pair has a draft model: see ``loading.assistant``.
         """
-        named = method(name, head=replacement)
-        if not named.assistant:
-            return named.head
-        _, draft = models.PAIRS.get(self.settings.get("pair", models.EMBEDDED), (None, None))
+        needed_by = method(name, head=replacement)
+        if not needed_by.assistant:
+            return needed_by.head
+        pair = self.settings.get("pair", models.EMBEDDED)
+        _, draft = models.PAIRS.get(pair, (None, None))
         return "vdm" if draft is None else None
 
     def folder(self) -> Path | None:
-        """The folder from which its target is loaded, if it is one of a reader's own."""
+        """The folder from which its target is loaded; None if the target is one of ``models.PAIRS`` or on the hub."""
         pair = str(self.settings.get("pair", models.EMBEDDED))
         if pair in models.PAIRS or not Path(pair).is_dir():
             return None
         return Path(pair)
 
     def weights(self) -> set[str]:
-        """All of which a block's line says the hash: the heads, and the target if it is loaded from a folder."""
+        """Names of all weights whose hashes a block records: the heads, and the target if it is loaded from a folder.
+
+        Example: {"hass", "target models/my_target"}.
+        """
         names = self.heads()
         folder = self.folder()
         if folder is not None:
@@ -155,62 +174,66 @@ class Experiment:
         return names
 
     def hashes(self) -> dict[str, str]:
-        """Hashes of the weights that would be used now; ValueError if a head is not there."""
+        """Hashes of these weights as they are now, by name. Raises ValueError if a head has no file."""
         by_name = heads.hashes(self.heads())
         folder = self.folder()
         if folder is not None:
             by_name[f"{TARGET}{folder}"] = folder_hash(folder)
         return by_name
 
-    def identified(self) -> list[Block]:
+    def keyed_blocks(self) -> list[Block]:
         """Its blocks with the keys under which they are recorded."""
         return identified(self.cell.name, self.cell.measure, self.blocks())
 
     def check(self) -> None:
-        """ValueError on blocks or heads that make no sense, before anything is loaded."""
-        self.identified()
+        """Raise ValueError on blocks or heads that make no sense, before any model is loaded."""
+        self.keyed_blocks()  # this and the next line are called only for their ValueErrors
         self.hashes()
 
-    def recorded(self, file: Path) -> list[Recorded]:
-        """Its blocks that are in a file, whatever heads they were made with."""
-        return read(file, self.identified())
+    def blocks_in(self, file: Path) -> list[Recorded]:
+        """Those of its blocks that a file has, with any hashes of heads."""
+        return read(file, self.keyed_blocks())
 
-    def measure(
+    def measure_missing(
         self, file: Path, command: str, executor: Executor | None = None, retry: bool = False, plan: str = ""
     ) -> pd.DataFrame:
-        """Measure the blocks that the file lacks; the table of all of them, see ``record.run``.
+        """Measure the blocks that the file lacks; returns the table of all its blocks.
 
-        plan: hashes of the claims that will judge it, ``claims.plan_of(name)``.
+        command:  what was typed, which each block records.
+        executor: where blocks are measured; here if None.
+        retry:    whether blocks that failed are measured again.
+        plan:     hashes of the claims that will judge it, ``claims.plan_of(name)``.
+        See ``record.run`` for the errors that are raised.
         """
         options = {"command": command, "heads": self.hashes(), "executor": executor, "retry": retry, "plan": plan}
         return run(self.cell.name, self.cell.measure, self.blocks(), file, **options)
 
 
 def folder_hash(folder: Path) -> str:
-    """A hash of the files in a folder that make a model and its tokenizer, so that a changed model is another one."""
+    """A hash of the files of a model and its tokenizer in a folder. It changes when any of these files does."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in MODEL_FILES:
             facts = path.stat()
-            of_file = _file_hash(path, facts.st_size, facts.st_mtime_ns)
-            digest.update(f"{path.name} {of_file}\n".encode())
+            file_hash = _file_hash(path, facts.st_size, facts.st_mtime_ns)
+            digest.update(f"{path.name} {file_hash}\n".encode())
     return digest.hexdigest()
 
 
 @cache
 def _file_hash(path: Path, size: int, changed: int) -> str:
-    """A file's SHA-256, taken once while its size and its time of change stay."""
+    """A file's SHA-256. size and changed are here for the cache: the file is read again when one of them differs."""
     return files.sha256(path)
 
 
 # ---- notebook 06: all methods beside each other ---------------------------------------------------------------------
 
-PACKED = {"dtype": "bfloat16", "packed": True}  # how seconds are measured
-OF_RACE = {"length": 96, **PACKED}
+PACKED = {"dtype": "bfloat16", "packed": True}  # seconds are measured so: weights packed for the CPU's kernels
+RACE_SETTINGS = {"length": 96, **PACKED}
 
 RACE = Experiment(
     "race", RACE_CELL, feeds=["06"], minutes=86, prompts=["own:5-10", "humaneval:6", "gsm100:6"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 3,
         "methods": [
             "generate", "prompt lookup", "assistant", "undrafted", "auto", "n-gram tree", "retrieval", "self-draft",
@@ -223,7 +246,7 @@ RACE = Experiment(
 # Settings for transformers' prompt lookup (METHODS has them) are among the best of these on the tuning prompts.
 LOOKUP = Experiment(
     "lookup", RACE_CELL, feeds=["06"], minutes=10, prompts=["own:4"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 1,
         "methods": [
             "generate", "prompt lookup, 3 after 2", "prompt lookup, 5 after 2", "prompt lookup, 10 after 2",
@@ -232,10 +255,11 @@ LOOKUP = Experiment(
     },
 )  # fmt: skip
 
-# Settings of HASS's tree and of what is merged into it, for the race, likewise: the best by the median.
+# In the same way, settings for the race: of HASS's tree, and of the drafter whose paths are merged into it. The best
+# one by the median over prompts was taken.
 TUNED = Experiment(
     "tuned", RACE_CELL, feeds=["06"], minutes=12, prompts=["own:4"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 1,
         "methods": [
             "generate", "hass-salf-6 + n-grams 4", "hass-salf-6 + n-grams 8", "hass-salf-8 + n-grams 4",
@@ -245,7 +269,8 @@ TUNED = Experiment(
     },
 )  # fmt: skip
 
-# Does the forecast of notebook 06 hold in another dtype? Counts of the race, these prices, against this race.
+# Does the forecast of notebook 06 hold in another dtype? It takes the counts of RACE and the prices of PRICES_FLOAT32,
+# and is compared with this race.
 RACE_FLOAT32 = Experiment(
     "race_float32", RACE_CELL, feeds=["06"], minutes=18, prompts=["own:5-5", "humaneval:1", "gsm100:1"],
     settings={
@@ -263,7 +288,8 @@ PRICES_FLOAT32 = Experiment(
     over={"prefix": [100, 300]},
 )  # fmt: skip
 
-# Heads with the same tree, and rules with about as many nodes (but for chain and PCT) for the same head.
+# Different heads with the same rule, and different rules for the same head. All trees but those of chain and PCT have
+# about 12 nodes without the root. Salf counts the root, Eagle2 and OptTree do not: hence 13 and 12.
 EQUAL = Experiment(
     "equal", RULES_CELL, feeds=["06"], minutes=12, prompts=["own:5-7"],
     settings={
@@ -298,7 +324,7 @@ TEXTS = Experiment(
 
 # ---- notebook 08: bit for bit ---------------------------------------------------------------------------------------
 
-# Invariant forwards beside undrafted decoding with the same, ordinary ones beside ordinary undrafted decoding.
+# SAME_BITS compares methods with undrafted decoding, both with invariant forwards; USUAL_BITS does so with usual ones.
 BIT_BY_BIT = ["n-gram tree", "ptd", "medusa-eagle2-12", "edd-pct", "hass-salf-6", "hass-eagle2-24",
               "hass-salf-6 + n-grams 8"]  # fmt: skip
 
@@ -348,7 +374,7 @@ PRICES = Experiment(
 
 PTD = Experiment(
     "ptd", RACE_CELL, feeds=["01"], minutes=24, prompts=["own:5-10", "humaneval:24", "gsm100:24"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 1,
         "methods": [
             "lookahead", "lookahead, no bonus", "self-draft", "self-draft, no bonus", "self-draft, corpus, no bonus",
@@ -359,16 +385,16 @@ PTD = Experiment(
 
 PTD_SPEED = Experiment(
     "ptd_speed", RACE_CELL, feeds=["01"], minutes=16, prompts=["own:5-6", "humaneval:6", "gsm100:6"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 3,
         "methods": ["generate", "vdm-chain-5", "lookahead", "self-draft", "ptd"],
     },
 )  # fmt: skip
 
-# With two broken verifiers: does ROUGE notice them?
+# Two of the methods have a broken verifier: does ROUGE notice them?
 PTD_SAMPLED = Experiment(
     "ptd_sampled", RACE_CELL, feeds=["01"], minutes=26, prompts=["own:5-6", "humaneval:6", "gsm100:6"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 3,
         "temperature": 0.5,
         "keep_ids": True,
@@ -380,7 +406,7 @@ PTD_SAMPLED = Experiment(
 
 PTD_SIZES = Experiment(
     "ptd_sizes", RACE_CELL, feeds=["01"], minutes=34, prompts=["own:5-10"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 1,
         "methods": [
             "ptd", "ptd, chained", "ptd, no feedback", "ptd, from prompt",
@@ -391,10 +417,10 @@ PTD_SIZES = Experiment(
     },
 )  # fmt: skip
 
-# With the rule that refills the first level, which only the public code has; without it; without its feedback, too.
+# Only PTD's public code refills its first level: with this rule, without it, and without the feedback, too.
 PTD_REFILL = Experiment(
     "ptd_refill", RACE_CELL, feeds=["01"], minutes=9, prompts=["own:5-10"],
-    settings=OF_RACE | {"methods": ["ptd", "ptd, no refill", "ptd, no refill, no feedback"]},
+    settings=RACE_SETTINGS | {"methods": ["ptd", "ptd, no refill", "ptd, no refill, no feedback"]},
 )  # fmt: skip
 
 PTD_ALIKE = Experiment(
@@ -405,17 +431,17 @@ PTD_ALIKE = Experiment(
 
 # ---- notebook 02: traversal verification ----------------------------------------------------------------------------
 
-# Both rules on the same drafted trees, expectations in place of coins.
-OF_TRAVERSAL = {"length": 48, "temperature": 1.0, **PACKED}
+# Two verifiers on the same sampled trees, whose accepted tokens are computed as expectations.
+TRAVERSAL_SETTINGS = {"length": 48, "temperature": 1.0, **PACKED}
 
 TRAVERSAL = Experiment(
     "traversal", VERIFIERS_CELL, feeds=["02"], minutes=15, prompts=["own:5-10"],
-    settings=OF_TRAVERSAL | {"heads": ["vdm", "hass"], "shapes": [chain(5), kary(2, 5), EAGLE_25]},
+    settings=TRAVERSAL_SETTINGS | {"heads": ["vdm", "hass"], "shapes": [chain(5), kary(2, 5), EAGLE_25]},
 )  # fmt: skip
 
 TRAVERSAL_DEPTHS = Experiment(
     "traversal_depths", VERIFIERS_CELL, feeds=["02"], minutes=15, prompts=["own:5-10"],
-    settings=OF_TRAVERSAL | {
+    settings=TRAVERSAL_SETTINGS | {
         "heads": ["hass"],
         "shapes": [chain(2), chain(4), chain(6), chain(8), kary(2, 2), kary(2, 3), kary(2, 4), kary(2, 5)],
     },
@@ -427,10 +453,10 @@ TRAVERSAL_HEAT = Experiment(
     over={"temperature": [0.2, 0.4, 0.6, 0.8, 1.0]},
 )  # fmt: skip
 
-# Real coins and seconds.
+# The same verifiers in real sampling, with seconds.
 TRAVERSAL_RACE = Experiment(
     "traversal_race", RACE_CELL, feeds=["02"], minutes=40, prompts=["own:5-10"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 3,
         "temperature": 1.0,
         "methods": [
@@ -445,7 +471,7 @@ TRAVERSAL_RACE = Experiment(
 
 DYNATREE = Experiment(
     "dynatree", RACE_CELL, feeds=["03"], minutes=27, prompts=["own:5-10"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 3,
         "methods": [
             "generate", "assistant", "vdm-chain-6", "vdm-chain-6, window 1024", "vdm-dynatree",
@@ -458,7 +484,7 @@ THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # those of the paper
 
 
 def dynatrees(depths: Iterable[int], widths: Iterable[int], thresholds: Iterable[float]) -> list[DynaTree]:
-    """DynaTree's rule with all combinations of these settings, the thresholds running fastest.
+    """DynaTree's rules with all combinations of these settings; the threshold changes from each rule to the next.
 
     >>> [(rule.branch, rule.threshold) for rule in dynatrees([3], [1, 2], [0.01, 0.1])]
     [(1, 0.01), (1, 0.1), (2, 0.01), (2, 0.1)]
@@ -467,7 +493,8 @@ def dynatrees(depths: Iterable[int], widths: Iterable[int], thresholds: Iterable
     return [DynaTree(**size) for size in sizes]
 
 
-# With the draft of the race, and with a draft that is right more often (no claim: how the optimum moves).
+# With the draft of the race (vdm), and with one that is right more often (hass). The second serves no claim: it shows
+# how the best settings move.
 DYNATREE_RULES = Experiment(
     "dynatree_rules", RULES_CELL, feeds=["03"], minutes=24, prompts=["own:5-10"],
     settings={
@@ -496,7 +523,8 @@ DYNATREE_RULES = Experiment(
     over={"head": ["vdm", "hass"]},
 )  # fmt: skip
 
-# One text a prompt, its first 100 to 1000 tokens; it goes on after its end token, as in the paper's public code.
+# One text of 1000 tokens per prompt, of which the first 100, 200, … are counted. It goes on after its end token, as in
+# the paper's public code.
 DYNATREE_LENGTHS = Experiment(
     "dynatree_lengths", RULES_CELL, feeds=["03"], minutes=30, prompts=["dynatree", "own:5-6"],
     settings={
@@ -519,7 +547,7 @@ DYNATREE_TEXTS = Experiment(
 
 EDD = Experiment(
     "edd", RACE_CELL, feeds=["04"], minutes=32, prompts=["own:5-10"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 3,
         "methods": [
             "generate", "vdm-chain-5", "medusa-chain-4", "eagle-chain-5", "edd-chain-5", "edd-eagle2-50",
@@ -530,7 +558,7 @@ EDD = Experiment(
 
 EDD_SAMPLED = Experiment(
     "edd_sampled", RACE_CELL, feeds=["04"], minutes=16, prompts=["own:5-10"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 2,
         "temperature": 1.0,
         "methods": [
@@ -577,10 +605,10 @@ EDD_WIDTHS = Experiment(
 
 # ---- notebook 05: SALF and TALF -------------------------------------------------------------------------------------
 
-# Sixty nodes by three rules, of three heads.
+# Trees of sixty nodes, the root counted, by three rules, for three heads.
 SALF = Experiment(
     "salf", RACE_CELL, feeds=["05"], minutes=70, prompts=["own:5-8", "humaneval:6", "gsm100:6"],
-    settings=OF_RACE | {
+    settings=RACE_SETTINGS | {
         "repetitions": 3,
         "methods": [
             "generate", "eagle-beam-60", "eagle-optimal-60", "eagle-salf-60", "hass-beam-60", "hass-optimal-60",
@@ -619,7 +647,8 @@ SALF_RULES = Experiment(
     over={"head": ["talf"]},
 )  # fmt: skip
 
-# Children asked of a node: ten, or as many as a tree of sixty could hold; and SpecExec's search.
+# How many children should an expanded node get: ten, or sixty, which is never too few for a tree of sixty nodes? And
+# SpecExec's search. Salf counts the root, SpecExec and Eagle2 do not: hence 60 and 59.
 SALF_SEARCH = Experiment(
     "salf_search", RULES_CELL, feeds=["05"], minutes=30, prompts=["own:5-8", "humaneval:6", "gsm100:6"],
     settings={
@@ -634,8 +663,8 @@ SALF_SEARCH = Experiment(
     over={"head": ["talf"]},
 )  # fmt: skip
 
-# Optimal search beside the beam, the same nodes, whatever the draft was trained with; on prompts on which the two had
-# not been compared before this test was written.
+# Optimal search and beam search with the same number of nodes, for heads of three trainings; on prompts on which the
+# two had not been compared before this test was written.
 SALF_HEADS = Experiment(
     "salf_heads", RULES_CELL, feeds=["05"], minutes=30, prompts=["own:9-10", "humaneval:7-18", "gsm100:7-18"],
     settings={"length": 64, "k": 60, "rules": [Salf(60, 10, 0.0, width=60), Eagle2(59, depth=8)]},
@@ -643,9 +672,9 @@ SALF_HEADS = Experiment(
 )  # fmt: skip
 
 
-# ---- what a GPU is asked, all by one command: python -m study gpu (minutes there; a CPU takes hours) ----------------
+# ---- measured on a GPU, all by one command: python -m study gpu (minutes there; a CPU takes hours) ------------------
 
-# The command shows what they say. Only gpu_prices has been recorded, and notebook 06 reads it.
+# The command prints the results. Only gpu_prices has been recorded, and notebook 06 reads it.
 GPU_TEXTS = Experiment(
     "gpu_texts", TEXTS_CELL, minutes=1, prompts=["own:1"],
     settings={
@@ -680,11 +709,11 @@ GPU_PRICES = Experiment(
     over={"graphs": [False, True]},
 )  # fmt: skip
 
-OF_GPU_RACE = {"length": 96, "repetitions": 1, "dtype": "bfloat16"}
+GPU_RACE_SETTINGS = {"length": 96, "repetitions": 1, "dtype": "bfloat16"}
 
 GPU_RACE = Experiment(
     "gpu_race", RACE_CELL, minutes=2, prompts=["own:2"],
-    settings=OF_GPU_RACE | {
+    settings=GPU_RACE_SETTINGS | {
         "methods": [
             "generate", "undrafted, in graphs", "prompt lookup", "assistant", "n-gram tree, in graphs",
             "retrieval, in graphs", "edd-pct, in graphs", "hass-salf-6, in graphs",
@@ -695,7 +724,7 @@ GPU_RACE = Experiment(
 
 GPU_SAMPLED = Experiment(
     "gpu_sampled", RACE_CELL, minutes=1, prompts=["own:1"],
-    settings=OF_GPU_RACE | {
+    settings=GPU_RACE_SETTINGS | {
         "temperature": 1.0,
         "methods": [
             "generate", "undrafted, in graphs", "prompt lookup", "vdm-binary-3 swor, traversal, in graphs",
@@ -707,7 +736,7 @@ GPU_SAMPLED = Experiment(
 
 GPU_SIZES = Experiment(
     "gpu_sizes", RACE_CELL, minutes=1, prompts=["own:1"],
-    settings=OF_GPU_RACE | {
+    settings=GPU_RACE_SETTINGS | {
         "methods": [
             "generate", "undrafted, in graphs",
             *(f"hass-beam-{nodes}, in graphs" for nodes in (7, 15, 31, 63, 127)),
@@ -715,7 +744,7 @@ GPU_SIZES = Experiment(
     },
 )  # fmt: skip
 
-# Qwen2.5-7B and -0.5B as their configurations describe them, with random weights.
+# Qwen2.5-7B and Qwen2.5-0.5B by their configurations, with random weights: forwards take as long as with trained ones.
 GPU_SHAPES = Experiment(
     "gpu_shapes", SHAPES_CELL, minutes=1,
     settings={
@@ -752,7 +781,7 @@ GPU_SHAPES = Experiment(
 
 
 def table_of(constants: Iterable[object]) -> dict[str, Experiment]:
-    """The experiments among these, by name; ValueError if two have the same."""
+    """The experiments among some objects, by name. Raises ValueError if two have the same name."""
     by_name: dict[str, Experiment] = {}
     for constant in constants:
         if not isinstance(constant, Experiment):
@@ -767,7 +796,7 @@ TABLE = table_of(list(globals().values()))  # every constant above
 
 
 def experiment(wanted: str | Experiment) -> Experiment:
-    """An experiment by its name, or itself; ValueError naming the known ones otherwise."""
+    """An experiment by its name; an Experiment is returned as it is. Raises ValueError, with all names, on another."""
     if isinstance(wanted, Experiment):
         return wanted
     if wanted not in TABLE:
@@ -775,13 +804,18 @@ def experiment(wanted: str | Experiment) -> Experiment:
     return TABLE[wanted]
 
 
-def chosen(wanted: str | Experiment, only: Sequence[str] = ()) -> Experiment:
-    """An experiment, or some of its prompts, by ``prompts.chosen``; ValueError on what it has not."""
-    whole = experiment(wanted)
-    part = replace(whole, prompts=tuple(only)) if only else whole
-    foreign = _prompt_ids(part) - _prompt_ids(whole)
+def with_prompts(wanted: str | Experiment, only: Sequence[str] = ()) -> Experiment:
+    """An experiment, cut to some of its prompts.
+
+    only: the prompts, as ``prompts.chosen`` understands them; empty for all.
+    Raises ValueError on a prompt that the experiment does not have.
+    """
+    complete = experiment(wanted)
+    part = replace(complete, prompts=tuple(only)) if only else complete
+    foreign = _prompt_ids(part) - _prompt_ids(complete)
     if foreign:
-        raise ValueError(f"{min(foreign)} is no prompt of {whole.name}, whose prompts are {', '.join(whole.prompts)}")
+        known = ", ".join(complete.prompts)
+        raise ValueError(f"{min(foreign)} is no prompt of {complete.name}, whose prompts are {known}")
     return part
 
 
@@ -800,14 +834,19 @@ def record(
     command: str = "",
     plan: str,
 ) -> pd.DataFrame:
-    """Record what an experiment lacks; the table of all its blocks.
+    """Measure the blocks that an experiment lacks in its file; returns the table of all its blocks.
 
-    only: see ``chosen``. command: what was typed, kept with every block. plan: hashes of the claims that will judge it,
-    ``claims.plan_of(name)``; each block carries them.
+    wanted:   the experiment.
+    only:     some of its prompts, see ``with_prompts``.
+    folder:   where its file is.
+    executor: where blocks are measured; here if None.
+    retry:    whether blocks that failed are measured again.
+    command:  what was typed, which each block records.
+    plan:     hashes of the claims that will judge it, ``claims.plan_of(name)``, which each block records.
     """
-    part = chosen(wanted, only)
+    part = with_prompts(wanted, only)
     typed = command or f"python -m study record {part.name}"
-    return part.measure(_file(part, folder), typed, executor, retry, plan)
+    return part.measure_missing(_file(part, folder), typed, executor, retry, plan)
 
 
 def _file(wanted: Experiment, folder: Path) -> Path:
@@ -818,51 +857,52 @@ def _file(wanted: Experiment, folder: Path) -> Path:
 
 
 def recorded(wanted: str | Experiment, folder: Path = RESULTS) -> pd.DataFrame:
-    """A recorded experiment, one row a run, with the column domain; ValueError if there is none of that name.
+    """The rows of a recorded experiment as a table, with a column domain added.
 
-    Only its own blocks, with the present settings. Reading needs no weights: whether the recording is stale is in
-    attrs["stale"], in words, which are empty if it is not.
+    Blocks with other settings than the present ones are left out. Reading needs no weights. attrs["stale"] of the table
+    says in words why the recording is stale; it is empty if it is not. Raises ValueError on an unknown name, and if
+    nothing is recorded.
     """
     known = experiment(wanted)
-    blocks = known.recorded(_file(known, folder))
+    blocks = known.blocks_in(_file(known, folder))
     if not blocks:
         raise ValueError(f"{known.name} is not recorded yet, as it is now: `python -m study record {known.name}`")
     runs = table(blocks)
     if "prompt" in runs:
         runs = runs.assign(domain=prompts.domains(runs["prompt"]))
-    runs.attrs["stale"] = doubts(blocks, known)
+    runs.attrs["stale"] = why_stale(blocks, known)
     return runs
 
 
 def missing(wanted: str | Experiment, folder: Path = RESULTS) -> int:
-    """How many blocks of an experiment are to be recorded.
+    """How many blocks of an experiment still have to be recorded.
 
-    Those that are not there as they are set now, that failed in part, or that were made with other heads than the
-    committed ones.
+    A block counts as recorded if it is in the file with the present settings, no part of it failed, and its heads are
+    the committed ones.
     """
     known = experiment(wanted)
     good = 0
-    for block in known.recorded(_file(known, folder)):
-        made_with_others = replaced(block.line["heads"], known.weights())
-        if not block.failed and not made_with_others:
+    for block in known.blocks_in(_file(known, folder)):
+        replaced = replaced_heads(block.line["heads"], known.weights())
+        if not block.failed and not replaced:
             good += 1
     return len(known.blocks()) - good
 
 
 def listing(folder: Path = RESULTS) -> pd.DataFrame:
-    """One row an experiment: name, notebooks it feeds, cell, blocks recorded and in all, minutes, state."""
-    problems = stale(folder)
+    """One row per experiment: name, notebooks it feeds, cell, recorded blocks, all blocks, minutes, state."""
+    reasons = stale(folder)
     rows = []
     for name, known in TABLE.items():
         count = len(known.blocks())
         done = count - missing(name, folder)
-        state = problems.get(f"{name}.jsonl") or _state(done, count)
+        state = reasons.get(f"{name}.jsonl") or _state(done, count)
         rows.append((name, " ".join(known.feeds), known.cell.name, done, count, known.minutes, state))
     return pd.DataFrame(rows, columns=["name", "notebooks", "cell", "recorded", "blocks", "minutes", "state"])
 
 
 def _state(done: int, count: int) -> str:
-    """How far a recording is, of which so many blocks are done."""
+    """How far a recording has come; done of its count blocks are recorded."""
     if done == count:
         return "complete"
     if done > 0:
@@ -871,27 +911,27 @@ def _state(done: int, count: int) -> str:
 
 
 def stale(folder: Path = RESULTS) -> dict[str, str]:
-    """What is wrong with recordings, by file name: other heads, a gone command, other columns."""
-    reasons = {path.name: _doubts_about_recording(path) for path in folder.glob("*.jsonl")}
-    reasons |= {path.name: _doubts_about_report(path) for path in folder.glob("*.json")}
+    """Why recordings are stale, by file name; those that are not stale are left out."""
+    reasons = {path.name: _why_recording_is_stale(path) for path in folder.glob("*.jsonl")}
+    reasons |= {path.name: _why_report_is_stale(path) for path in folder.glob("*.json")}
     return {name: reason for name, reason in sorted(reasons.items()) if reason}
 
 
-def _doubts_about_recording(path: Path) -> str:
-    """What is wrong with a recording, "" if nothing is."""
+def _why_recording_is_stale(path: Path) -> str:
+    """Why a recording is stale; "" if it is not."""
     blocks = read(path)
     if path.stem not in TABLE:
         return "no experiment has this name"
     if not blocks:
         return "it has no whole block"
-    return doubts(blocks, TABLE[path.stem])
+    return why_stale(blocks, TABLE[path.stem])
 
 
-def _doubts_about_report(path: Path) -> str:
-    """The same for one of the tables of trained heads, by the facts beside it."""
+def _why_report_is_stale(path: Path) -> str:
+    """Why a table about trained heads is stale; "" if it is not. path: of the JSON file with facts about the table."""
     facts = json.loads(path.read_text(encoding="utf-8"))
     runs = facts.get("runs", [facts])
-    other: set[str] = set()
+    replaced: set[str] = set()
     for run_facts in runs:
         _, _, package, command, *_ = run_facts["command"].split()  # python -m training report …
         if package not in REPORTED_BY or command not in TRAINING:
@@ -900,15 +940,12 @@ def _doubts_about_report(path: Path) -> str:
         hashes = run_facts.get("head_sha256", {})
         if not hashes:
             return "it names no heads"
-        other |= replaced(hashes)
-    return made_with_other(other)
+        replaced |= replaced_heads(hashes)
+    return stale_by_heads(replaced)
 
 
-def doubts(blocks: Sequence[Recorded], known: Experiment) -> str:
-    """Why recorded blocks are not what would be measured now, in words; empty if they are.
-
-    The heads are others than the committed ones, or the columns others than those that readers know.
-    """
+def why_stale(blocks: Sequence[Recorded], known: Experiment) -> str:
+    """Why the recorded blocks of an experiment are stale, in words; "" if they are not."""
     odd_columns: set[str] = set()
     for block in blocks:
         for row in block.rows[:1]:  # all rows of a block have the same columns
@@ -916,43 +953,48 @@ def doubts(blocks: Sequence[Recorded], known: Experiment) -> str:
             odd_columns |= in_one_of_both - {"status", "error"} - block.line["settings"].keys()
     if odd_columns:
         return f"unknown or missing columns {', '.join(sorted(odd_columns))}"
-    keys = {block.key for block in known.identified()}
-    other: set[str] = set()
+    present_keys = {block.key for block in known.keyed_blocks()}
+    replaced: set[str] = set()
     for block in blocks:
-        wanted = None
-        if block.line["block"] in keys:  # else its settings are not the present ones, and its methods may be gone
+        wanted = None  # a block with former settings may use methods that are gone, so only its own heads are checked
+        if block.line["block"] in present_keys:
             wanted = known.weights()
-        other |= replaced(block.line["heads"], wanted)
-    return made_with_other(other)
+        replaced |= replaced_heads(block.line["heads"], wanted)
+    return stale_by_heads(replaced)
 
 
-def made_with_other(names: Collection[str]) -> str:
-    """What is said of a recording whose heads of these names are others now; "" if there are none."""
+def stale_by_heads(names: Collection[str]) -> str:
+    """The reason given for a recording whose heads of these names were replaced; "" if there are none."""
     if not names:
         return ""
     return f"made with other heads: {', '.join(sorted(names))}"
 
 
-def replaced(used: Mapping[str, str], wanted: Iterable[str] | None = None) -> set[str]:
-    """The heads that are other files now than those used; of which nothing is known count as the same.
+def replaced_heads(used: Mapping[str, str], wanted: Iterable[str] | None = None) -> set[str]:
+    """The names of heads that a recording used and that have other files now.
 
-    used: hashes by name. wanted: the names of what would be used now, where these are known: then what stands in only
-    one of both is replaced, too.
+    Example: a recording used {"hass": "12ab…", "vdm": "34cd…"}, and the hash of hass is "56ef…" now: {"hass"}. If it
+    would use hass and edd now (wanted), vdm and edd are replaced, too: {"hass", "vdm", "edd"}.
+
+    used:   hashes by name, as recorded. A head without a file now is taken for unchanged.
+    wanted: names of what the same blocks would use now; None if that is not known.
     """
-    other: set[str] = set()
+    replaced: set[str] = set()
     for name, digest in used.items():
         digest_now = known_hash(name)
         if digest_now is not None and digest_now != digest:
-            other.add(name)
+            replaced.add(name)
     if wanted is None:
-        return other
-    return other | (set(used) ^ set(wanted))
+        return replaced
+    in_one_of_both = set(used) ^ set(wanted)
+    return replaced | in_one_of_both
 
 
 def known_hash(name: str) -> str | None:
-    """The SHA-256 of the file that a name stands for now; None if there is none.
+    """The SHA-256 of the weights that a name stands for now; None if they are not there.
 
-    Of a committed head, variants too, as its card has it; of a head or a target of one's own, of the files themselves.
+    A committed head or a variant of one has its hash in its card, the JSON file beside its weights. For the path of
+    another head, and for "target FOLDER", the files themselves are hashed.
     """
     if name.startswith(TARGET):
         folder = Path(name.removeprefix(TARGET))

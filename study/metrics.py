@@ -1,8 +1,9 @@
-"""What was accepted: the field's measures, from the steps of one or several generations.
+"""The usual measures of speculative decoding, computed from the steps of one or several generations.
 
-draft tokens are proposed, accepted ones elected; every step commits accepted + 1. Names as in vLLM's metrics.
-Steps whose draft was empty count as steps; auxiliary nodes are not draft tokens. What a step elects behind the end of
-the text is neither accepted nor committed: the last step of a text may commit less than its verdict says.
+In each step draft tokens are proposed, some of them are accepted, and accepted + 1 tokens are committed to the text.
+The names are those of vLLM's metrics. A step with an empty draft counts as a step. Auxiliary nodes, which no verifier
+may accept, are not draft tokens. Tokens after the end of the text are neither accepted nor committed, so the last step
+of a text may commit fewer tokens than its verdict has.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,21 +16,21 @@ from specnb.tree import Draft
 
 
 def committed(steps: Sequence[Step]) -> np.ndarray:
-    """(steps,) number of tokens that a step adds to the text: accepted ones and the next, cut where the text ends."""
+    """(steps,) number of tokens that each step adds to the text: the accepted ones and one more, up to its end."""
     return np.array([len(step.tokens) for step in steps])
 
 
 def accepted(steps: Sequence[Step]) -> np.ndarray:
-    """(steps,) number of accepted draft tokens per step that are part of the text."""
+    """(steps,) number of accepted draft tokens of each step that are part of the text."""
     counts = []
     for step in steps:
-        elected = len(step.verdict.path)
-        counts.append(min(elected, len(step.tokens)))  # the text may end within the elected path
+        path_length = len(step.verdict.path)
+        counts.append(min(path_length, len(step.tokens)))  # the text may end within the accepted path
     return np.array(counts)
 
 
 def drafted(steps: Sequence[Step]) -> np.ndarray:
-    """(steps,) number of draft tokens per step: all nodes but the root and the auxiliary ones."""
+    """(steps,) number of draft tokens of each step: all nodes but the root and the auxiliary ones."""
     counts = []
     for step in steps:
         candidates_below = [len(children) for children in step.draft.candidates]
@@ -46,18 +47,18 @@ def tau(steps: Sequence[Step]) -> float:
 
 
 def acceptance_rate(steps: Sequence[Step]) -> float:
-    """accepted / drafted tokens (vLLM's draft_acceptance_rate); nan if nothing was drafted."""
-    total = drafted(steps).sum()
-    if total == 0:
+    """Accepted tokens over drafted tokens (vLLM's draft_acceptance_rate); nan if nothing was drafted."""
+    drafted_tokens = drafted(steps).sum()
+    if drafted_tokens == 0:
         return float("nan")
-    return accepted(steps).sum() / total
+    return accepted(steps).sum() / drafted_tokens
 
 
 def branches(draft: Draft, tail: int | None = None) -> list[tuple[int, ...]]:
-    """What a self-drafter is working on: the tokens of every auxiliary path from the root to a leaf, or its last few.
+    """The branches on which a self-drafter works: for each auxiliary leaf the tokens of its path below the root.
 
-    A path of auxiliary nodes begins at the root. tail: only the last so many tokens (Self-Draft's branches without
-    their random prefixes).
+    tail: if given, only the last ``tail`` tokens of each path. Self-Draft's branches begin with random tokens, which
+          are left out in this way.
     """
     if draft.auxiliary is None:
         return []
@@ -74,10 +75,10 @@ def branches(draft: Draft, tail: int | None = None) -> list[tuple[int, ...]]:
 
 
 def repeated(draft: Draft) -> float:
-    """Share of auxiliary nodes whose token stands behind the same token elsewhere in the tree: work done twice.
+    """The share of auxiliary nodes that repeat another one: the same token after the same parent token.
 
     Example: the root 9 has two auxiliary paths, 9 → 1 → 2 and 9 → 9 → 1. Of the pairs (9, 1), (1, 2), (9, 9), (9, 1)
-    the last repeats the first, so it is a quarter.
+    the last repeats the first, so the share is a quarter.
     """
     if draft.auxiliary is None:
         return 0.0
@@ -97,7 +98,7 @@ Similarity = Callable[[Sequence[int], Sequence[int]], float]  # of two branches,
 
 
 def aligned(a: Sequence[int], b: Sequence[int]) -> float:
-    """Share of positions at which two branches hold the same token, of the longer one's.
+    """The number of positions at which two branches have the same token, over the length of the longer one.
 
     >>> aligned((1, 2, 3, 4), (1, 9, 3, 4)), aligned((1, 2, 3, 4), (2, 3, 4, 5))
     (0.75, 0.0)
@@ -107,9 +108,9 @@ def aligned(a: Sequence[int], b: Sequence[int]) -> float:
 
 
 def overlap(a: Sequence[int], b: Sequence[int]) -> float:
-    """2 · (tokens in matching blocks) / (both lengths), Ratcliff and Obershelp's measure, by difflib.
+    """2 · (tokens in matching runs) / (sum of both lengths): Ratcliff and Obershelp's measure, by difflib.
 
-    Unlike ``aligned`` it sees that one branch is the other, one token later.
+    Unlike ``aligned`` it finds that one branch is the other one shifted by a token.
 
     >>> overlap((1, 2, 3, 4), (2, 3, 4, 5))  # three tokens match: 2 · 3 / 8
     0.75
@@ -118,9 +119,9 @@ def overlap(a: Sequence[int], b: Sequence[int]) -> float:
 
 
 def likeness(paths: Sequence[Sequence[int]], similarity: Similarity) -> np.ndarray:
-    """(branches,) how similar each branch of a step is to the one most like it; 0 for a branch alone (Figure 1b).
+    """(branches,) similarity of each branch of a step to the other branch that is most like it (PTD's Figure 1b).
 
-    paths: of a step, see ``branches``.
+    A single branch has similarity 0. paths: the branches of a step, see ``branches``.
 
     >>> likeness([(1, 2), (1, 2), (1, 5), (7, 8)], aligned)
     array([1. , 1. , 0.5, 0. ])
@@ -138,11 +139,11 @@ def likeness(paths: Sequence[Sequence[int]], similarity: Similarity) -> np.ndarr
 
 SIMILARITIES: dict[str, Similarity] = {"aligned": aligned, "overlap": overlap}
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-ROUNDING = 1e-9  # a similarity that is a threshold but for rounding reaches it
+ROUNDING = 1e-9  # a similarity may be below a threshold by this much and still reach it
 
 
 def _alike_columns() -> tuple[str, ...]:
-    """What ``alike`` measures by each similarity at each threshold: "steps aligned 0.5", "share aligned 0.5", …"""
+    """The keys of ``alike`` for all similarities and thresholds: "steps aligned 0.5", "share aligned 0.5", …"""
     names = []
     for similarity in SIMILARITIES:
         for threshold in THRESHOLDS:
@@ -155,22 +156,25 @@ ALIKE = _alike_columns()
 
 
 def alike(steps: Sequence[Step], tail: int | None = None) -> dict[str, float]:
-    """How alike the branches of a self-drafter are, step by step (PTD's Figure 1b), by two similarities.
-
-    Per similarity and threshold (ALIKE): "steps", the share of steps in which at least two branches are that similar,
-    and "share", that of branches with such a partner. branches: their mean number; repeated: see there. tail: see
-    ``branches``.
+    """Measure how alike the branches of a self-drafter are in each step (PTD's Figure 1b), by two similarities.
 
     Example: one step has the branches (1, 2) and (1, 2), another (1, 2) and (3, 4). At any threshold half of the steps
-    have two branches that alike, and half of the four branches have a partner.
+    have two branches that are this alike, and half of the four branches have such a partner.
+
+    tail: see ``branches``. The keys of the result are:
+    branches:  mean number of branches per step.
+    repeated:  mean share of repeated nodes, see ``repeated``.
+    "steps SIMILARITY THRESHOLD": the share of steps in which at least two branches are this similar.
+    "share SIMILARITY THRESHOLD": the share of branches that have a partner this similar.
     """
     paths_by_step = [branches(step.draft, tail) for step in steps]
     counts = [len(paths) for paths in paths_by_step]
-    found = {"branches": float(np.mean(counts)), "repeated": float(np.mean([repeated(step.draft) for step in steps]))}
+    repeated_shares = [repeated(step.draft) for step in steps]
+    measures = {"branches": float(np.mean(counts)), "repeated": float(np.mean(repeated_shares))}
     for name, similarity in SIMILARITIES.items():
         by_step = [likeness(paths, similarity) for paths in paths_by_step]  # (branches,) each
         for threshold in THRESHOLDS:
             have_partner = [closest >= threshold - ROUNDING for closest in by_step]
-            found[f"steps {name} {threshold}"] = float(np.mean([step.any() for step in have_partner]))
-            found[f"share {name} {threshold}"] = float(np.mean(np.concatenate(have_partner)))
-    return found
+            measures[f"steps {name} {threshold}"] = float(np.mean([step.any() for step in have_partner]))
+            measures[f"share {name} {threshold}"] = float(np.mean(np.concatenate(have_partner)))
+    return measures

@@ -1,6 +1,7 @@
-"""Published numbers of the five papers: ``load`` them, ``rows`` of some items, or ``select`` some of one item.
+"""Published numbers of the five papers. An item is a table, a figure, or "Text".
 
-Every table and figure of a paper has rows, also those without printed numbers.
+``load`` returns all numbers, ``rows`` those of some items, and ``select`` some of one item. Every table and figure has
+rows, even if it has no printed numbers.
 """
 
 from collections.abc import Iterable
@@ -10,8 +11,8 @@ import pandas as pd
 from specnb.models import files
 
 PAPERS = ("ptd", "traversal", "dynatree", "edd_pct", "salf_talf")
-EDD_PRICE_7B = 0.0369  # of a draft forward in target calls, in EDD's section 4.2: 1.1 ms beside 29.8 ms with 7B
-LISTED = 20  # of the choices that an error names
+EDD_PRICE_7B = 0.0369  # a draft forward takes 1.1 ms, a target forward of the 7B model 29.8 ms (EDD, section 4.2)
+LISTED = 20  # an error message lists at most this many choices
 
 
 def load(paper: str | None = None) -> pd.DataFrame:
@@ -42,16 +43,16 @@ def _as_printed(value: str, error: str) -> str:
 
 
 def _number(text: str) -> float:
-    """The number that is printed: 68000.0 of "68,000", nan where there is none."""
+    """A printed text as a number: "68,000" is 68000.0, and "" is nan."""
     if not text:
         return float("nan")
     return float(text.replace(",", ""))
 
 
 def rows(paper: str, *items: str) -> pd.DataFrame:
-    """The rows of some items, with the keys of their settings as further columns, nan where a row has none.
+    """The rows of some items. Each key of their settings is a further column, nan in rows without this key.
 
-    Raises ValueError naming the items there are if one is not among them.
+    Raises ValueError, with the paper's items, on an unknown item.
     """
     table = load(paper)
     unknown = set(items) - set(table["item"])
@@ -69,10 +70,10 @@ def _setting(text: str) -> dict[str, str]:
 
 
 def select(paper: str, item: str, **contains) -> pd.DataFrame:
-    """Rows of one item where row, column or a key of the setting equals the given value (or one of a list).
+    """The rows of one item whose row, column or setting has a given value, or one of a list of values.
 
-    ``select("ptd", "Table 1", dataset="MT-Bench", row=["AR", "PTD"])``; a key with a space goes in as
-    ``**{"model label": "L-7B"}``. Raises ValueError naming what exists when nothing matches.
+    Example: ``select("ptd", "Table 1", dataset="MT-Bench", row=["AR", "PTD"])``. A key with a space is passed as
+    ``**{"model label": "L-7B"}``. Raises ValueError, with the values there are, if nothing matches.
     """
     table = rows(paper, item)
     for key, wanted in contains.items():
@@ -87,18 +88,19 @@ def select(paper: str, item: str, **contains) -> pd.DataFrame:
 
 
 def _keys(table: pd.DataFrame) -> list[str]:
-    """What rows can be chosen by: row, column, and the keys of the settings, whose columns stand behind "printed"."""
+    """The keys by which rows can be selected: row, column, and those of the settings, which follow "printed"."""
     columns = list(table.columns)
     first_key = columns.index("printed") + 1
     return ["row", "column", *columns[first_key:]]
 
 
 def _is_one_of(cell: str, choices: Iterable[object]) -> bool:
+    """Whether a cell of the table equals one of the choices."""
     return any(_equal(cell, choice) for choice in choices)
 
 
 def _equal(cell: str, wanted: object) -> bool:
-    """Whether two are the same number ("1.0" and 1) or the same text."""
+    """Whether a cell and a value are the same number ("1.0" and 1) or the same text."""
     try:
         return float(cell) == float(wanted)
     except (TypeError, ValueError):
@@ -106,7 +108,7 @@ def _equal(cell: str, wanted: object) -> bool:
 
 
 def _listed(values: Iterable[object]) -> str:
-    """The different ones of some values, as many as LISTED, for an error."""
+    """The distinct values, LISTED at most, for an error message."""
     names = list(dict.fromkeys(map(repr, values)))
     listed = ", ".join(names[:LISTED])
     more = len(names) - LISTED

@@ -1,7 +1,8 @@
-"""What claims and figures compare: of each recording a table with one row a prompt and method (and repetition).
+"""Quantities: what claims and figures compare, computed from recordings.
 
-``quantities`` makes the table; ``replayed``, ``chains_of`` and ``verified`` are the names that methods have in the
-tables of replays and of verifiers, and nothing reads such a name back.
+``quantities`` returns a table with one row per prompt and method (and repetition) of a recording, and columns such as
+tau. ``replayed``, ``chains_of`` and ``verified`` make the names of methods in the tables of replays and of verifiers;
+no code takes such a name apart.
 """
 
 import json
@@ -23,38 +24,38 @@ from study.measure.replays import CHAINS, RANKS
 
 @dataclass(frozen=True)
 class Heads:
-    """Counts of trained heads, text by text, which training wrote into data/results (``python -m training``)."""
+    """Counts of how often trained heads were right, prompt by prompt. ``python -m training`` writes the file."""
 
     name: str = "heads"
 
     @property
     def file(self) -> Path:
-        """Where the counts are; the facts about them are in a JSON file beside it."""
+        """The path of the counts. A JSON file beside it has facts about them."""
         return files.DATA / "results" / "heads_by_prompt.csv"
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a head and prompt, tuning prompts included."""
+        """The counts, one row per head and prompt, tuning prompts included."""
         return pd.read_csv(files.in_checkout(self.file))
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Of the heads that were counted, by name; none if there is no such file."""
+        """Hashes by name of the heads that were counted; empty if there is no file with facts."""
         facts = self.file.with_suffix(".json")
         if not facts.exists():
             return {}
         return json.loads(facts.read_text(encoding="utf-8"))["head_sha256"]
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Which of these heads were not counted."""
+        """Those of these heads that were not counted, sorted."""
         counted = self.hashes
         return sorted(set(names) - counted.keys())
 
     def stale(self, names: Sequence[str]) -> str:
-        """In words, which of these heads are others now than those that were counted."""
+        """Why the counts of these heads are stale, in words; "" if no head was replaced since."""
         counted = self.hashes
-        replaced = experiments.replaced({name: counted[name] for name in names})
-        return experiments.made_with_other(replaced)
+        replaced = experiments.replaced_heads({name: counted[name] for name in names})
+        return experiments.stale_by_heads(replaced)
 
 
 HEADS = Heads()
@@ -64,9 +65,10 @@ HEADS = Heads()
 
 
 def replayed(head: str, rule: Growth, tokens: int | None = None, softened: float = 1.0) -> str:
-    """A growth rule with a head's trees, in tables of replays.
+    """The name of a growth rule on a head's trees, in tables of replays.
 
-    tokens: of the text, where its first so many were replayed. softened: what the head's logits were divided by.
+    tokens:   if only the first part of the text was replayed, its length.
+    softened: the number by which the head's logits were divided.
 
     >>> from specnb.growth import DynaTree, chain
     >>> replayed("vdm", DynaTree(depth=4)), replayed("vdm", chain(6), 500)
@@ -76,12 +78,12 @@ def replayed(head: str, rule: Growth, tokens: int | None = None, softened: float
 
 
 def chains_of(head: str, softened: float = 1.0) -> str:
-    """A head's likeliest chains, in tables of replays: a row for what became of them, not for a rule."""
+    """The name of the row for a head's likeliest chains, in tables of replays; it belongs to no rule."""
     return f"{_softened(head, softened)}, likeliest chains"
 
 
 def verified(head: str, shape: Growth, verifier: str, temperature: float = 1.0) -> str:
-    """A verifier, "token-level" or "traversal", on a head's trees of a shape, in tables of verifiers.
+    """The name of a verifier, "token-level" or "traversal", on a head's trees of a shape, in tables of verifiers.
 
     >>> from specnb.growth import chain
     >>> verified("hass", chain(5), "traversal")
@@ -91,7 +93,7 @@ def verified(head: str, shape: Growth, verifier: str, temperature: float = 1.0) 
 
 
 def _replayed(head: str, rule: str, tokens: int | None, softened: float) -> str:
-    """The same, of a rule as recordings spell it."""
+    """The name that ``replayed`` makes, of a rule as recordings spell it."""
     if rule == CHAINS:
         return chains_of(head, softened)
     name = f"{_softened(head, softened)} by {rule}"
@@ -101,13 +103,14 @@ def _replayed(head: str, rule: str, tokens: int | None, softened: float) -> str:
 
 
 def _softened(head: str, by: float) -> str:
+    """A head's name, with the number by which its logits were divided unless that is 1."""
     if by == 1.0:
         return head
     return f"{head} softened {by}"
 
 
 def _verified(head: str, shape: str, verifier: str, temperature: float) -> str:
-    """The same, of a shape as recordings spell it."""
+    """The name that ``verified`` makes, of a shape as recordings spell it."""
     return f"{head} on {shape}, {verifier}, T = {float(temperature)}"
 
 
@@ -115,31 +118,39 @@ def _verified(head: str, shape: str, verifier: str, temperature: float) -> str:
 
 
 def quantities(recording: Experiment | Heads) -> pd.DataFrame:
-    """A recording's rows with what is compared, of an experiment or of HEADS; those of other cells as recorded.
+    """A recording's rows with columns added. attrs["stale"] says why the recording is stale; "" if it is not.
 
-    Its attrs say under "stale" what is stale, see ``experiments.recorded``. The columns that are added are these.
+    recording: an experiment, or HEADS. Rows that failed are left out. "Per step" means divided by the number of steps.
+    The columns added depend on what was measured.
 
     Races:
-        tau: tokens a step. speed: tokens a second; "log speed": its logarithm.
-        hits: share of steps with a candidate. length: tokens of such steps, bonus included.
-        auxiliary, drafted, forwards: auxiliary nodes, other nodes, and draft forwards, a step.
-        depth: of the tree. acceptance: tokens over drafted nodes.
-        "draft ms", "target ms", "verify ms", "commit ms": of a step but the first.
-        outside: share of these steps' seconds that is not the target's. rouge: see there.
+        tau: tokens per step.
+        speed, "log speed": tokens per second, and its logarithm.
+        hits: the share of steps with a candidate, a node that may be accepted.
+        length: tokens of a step with a candidate, the bonus token included.
+        auxiliary, drafted, forwards: auxiliary nodes, other nodes, and draft forwards, per step.
+        depth: of the tree, per step.
+        acceptance: tokens over drafted nodes.
+        "draft ms", "target ms", "verify ms", "commit ms": milliseconds per step, without the first step.
+        outside: the share of these steps' seconds that is not the target's.
+        rouge: see ``rouge``.
     Replays, whose methods are named by ``replayed``:
-        tau, drafted, forwards, acceptance: as of races. fed: nodes fed to the draft, a step.
-        everywhere: accepted tokens at every place of the text.
-        first: share of nodes that are first children.
-        share1 to share5: nodes by rank among their siblings, in per cent, the last with all lower ones.
-        "correlation of nodes and tau": each prompt's share of it.
-        ece, "ece of paths": of the rows of ``chains_of``, see ``errors``.
+        tau, drafted, forwards, acceptance: as for races.
+        fed: nodes fed to the draft, per step.
+        everywhere: accepted tokens, averaged over all positions of the text.
+        first: the share of nodes that are first children.
+        share1 to share5: nodes by rank among their siblings, in per cent; the last one includes all lower ranks.
+        "correlation of nodes and tau": each prompt's share of this correlation.
+        ece, "ece of paths": for the rows of ``chains_of``, see ``errors``.
     Verifiers, whose methods are named by ``verified``:
-        tau: as of races. lift: what traversal adds to token-level's tau, in per cent.
+        tau: as for races.
+        lift: by how many per cent traversal's tau is larger than token-level's.
     Heads:
-        tau: as of races, of greedy chains of five.
-        depth1 to depth5: accuracy at each depth, given the text's own tokens above.
-        rank1 to rank5: accuracy behind the draft's own first to fifth choice. over1 to over5: its confidence less that.
-        lower: mean of rank2 to rank5.
+        tau: as for races, of greedy chains of five tokens.
+        depth1 to depth5: accuracy at each depth, given that the tokens before it are those of the text.
+        rank1 to rank5: accuracy after the draft's own first to fifth choice.
+        over1 to over5: the draft's confidence there, less this accuracy.
+        lower: the mean of rank2 to rank5.
     """
     if isinstance(recording, Heads):
         table = recording.table
@@ -147,29 +158,29 @@ def quantities(recording: Experiment | Heads) -> pd.DataFrame:
     table = experiments.recorded(recording)
     stale = table.attrs.get("stale", "")
     good = table[table["status"] == "ok"]
-    compared = _of_cell(recording, good)
-    compared.attrs["stale"] = stale
-    return compared
+    with_quantities = _of_cell(recording, good)
+    with_quantities.attrs["stale"] = stale
+    return with_quantities
 
 
 def complete(recording: Experiment | Heads) -> pd.DataFrame | None:
-    """A recording's ``quantities``, or None until all of it is there: every block, none of which failed in part.
+    """A recording's ``quantities``, or None until every block is recorded and no part of it failed.
 
-    Whatever heads it was made with: it says so itself where it is stale. Of HEADS those that were counted are there.
+    A stale recording counts as complete; its attrs say that it is stale. HEADS is complete if any heads were counted.
     """
     if isinstance(recording, Heads):
         is_complete = bool(recording.hashes)
     else:
-        blocks = recording.recorded(experiments.RESULTS / f"{recording.name}.jsonl")
-        whole = [block for block in blocks if not block.failed]
-        is_complete = len(whole) == len(recording.blocks())
+        blocks = recording.blocks_in(experiments.RESULTS / f"{recording.name}.jsonl")
+        good_blocks = [block for block in blocks if not block.failed]
+        is_complete = len(good_blocks) == len(recording.blocks())
     if not is_complete:
         return None
     return quantities(recording)
 
 
 def _of_cell(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
-    """The table of the runs that went well, by what was measured."""
+    """Rows that did not fail, with the columns that belong to their cell."""
     cell = experiment.cell.name
     if cell == "race":
         return of_race(table)
@@ -181,7 +192,7 @@ def _of_cell(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_heads(table: pd.DataFrame) -> pd.DataFrame:
-    """What is compared of heads, one row a head and prompt."""
+    """Counts of heads with the columns of ``quantities`` added, one row per head and prompt."""
     columns = {"method": table["head"], "tau": table["tokens"] / table["steps"]}
     for depth in range(1, 6):
         columns[f"depth{depth}"] = table[f"hits{depth}"] / table[f"seen{depth}"]
@@ -195,7 +206,7 @@ def of_heads(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_race(table: pd.DataFrame) -> pd.DataFrame:
-    """What is compared of races, one row a run."""
+    """Races with the columns of ``quantities`` added, one row per run."""
     steps = table["steps"]
     tokens = table["tokens"]
     drafted = table["nodes"] - table["auxiliary"]
@@ -222,26 +233,27 @@ def of_race(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rouge(table: pd.DataFrame) -> list[float]:
-    """ROUGE-1 F of each text's tokens against plain decoding of the same prompt with other seeds: their mean.
+    """(rows,) how like plain decoding's texts each text is.
 
-    nan where no tokens were kept.
+    It is the mean of ROUGE-1 F against the texts of plain decoding on the same prompt with other seeds. nan if the race
+    kept no tokens.
     """
     if not any(len(ids) > 0 for ids in table["ids"]):
         return [float("nan")] * len(table)
     counts = [Counter(ids) for ids in table["ids"]]
     is_plain = table["method"] == "generate"
     means = []
-    for row, own in zip(table.itertuples(), counts, strict=True):
+    for row, row_counts in zip(table.itertuples(), counts, strict=True):
         is_same_prompt = table["prompt"] == row.prompt
         is_other_seed = table["repetition"] != row.repetition
         references = np.flatnonzero(is_plain & is_same_prompt & is_other_seed)
-        scores = [rouge_1(own, counts[place]) for place in references]
+        scores = [rouge_1(row_counts, counts[index]) for index in references]
         means.append(np.mean(scores))
     return means
 
 
 def rouge_1(text: Counter, reference: Counter) -> float:
-    """ROUGE-1 F of how often tokens occur in a text and in a reference: twice what they share over both lengths.
+    """ROUGE-1 F of a text and a reference, given how often each token occurs: 2 · shared / (sum of both lengths).
 
     >>> rouge_1(Counter("abb"), Counter("bbbc"))  # two b's are shared: 2 · 2 / (3 + 4)
     0.5714285714285714
@@ -251,7 +263,7 @@ def rouge_1(text: Counter, reference: Counter) -> float:
 
 
 def of_rules(table: pd.DataFrame, by_length: bool) -> pd.DataFrame:
-    """What is compared of replays, one row a rule and prompt, and a length where each has several."""
+    """Replays with the columns of ``quantities`` added, one row per rule and prompt (and length, if by_length)."""
     table = table.assign(method=_names(table, by_length))
     steps = table["steps"].replace(0, np.nan)  # the row of the likeliest chains has none
     nodes = table["nodes"].replace(0, np.nan)
@@ -276,7 +288,7 @@ def of_rules(table: pd.DataFrame, by_length: bool) -> pd.DataFrame:
 
 
 def _names(table: pd.DataFrame, by_length: bool) -> list[str]:
-    """The methods of replays, row by row."""
+    """The names of the methods of replays, one per row."""
     lengths = table["length"] if by_length else [None] * len(table)
     softened = table["softened"] if "softened" in table else [1.0] * len(table)
     names = []
@@ -286,10 +298,11 @@ def _names(table: pd.DataFrame, by_length: bool) -> list[str]:
 
 
 def _shares_by_rank(ranks: pd.Series) -> dict[str, pd.Series]:
-    """first, the share of nodes that are first children; share1 to share5, per cent, the last with all lower ranks.
+    """The columns first and share1 to share5.
 
-    ranks: in each row the number of nodes of each rank among their siblings; empty for the likeliest chains. Example:
-    of [6, 2, 1, 0, 0, 1, 0, 0, 0, 0] first is .6, share1 is 60 and share5 is 10.
+    Example: of [6, 2, 1, 0, 0, 1, 0, 0, 0, 0] first is .6, share1 is 60 and share5, with all lower ranks, is 10.
+
+    ranks: for each row the number of nodes of each rank among their siblings; empty for the likeliest chains.
     """
     counts = pd.DataFrame(list(ranks), ranks.index).reindex(columns=range(RANKS))  # (rows, RANKS)
     shares = counts.div(counts.sum(axis=1), axis=0)
@@ -301,15 +314,19 @@ def _shares_by_rank(ranks: pd.Series) -> dict[str, pd.Series]:
 
 
 def _standardised(numbers: pd.Series) -> pd.Series:
-    """Distances from the mean, in standard deviations: products of two of these average to a correlation."""
+    """Distances from the mean in standard deviations. The mean product of two such columns is their correlation."""
     return (numbers - numbers.mean()) / numbers.std(ddof=0)
 
 
 def errors(chained: pd.DataFrame) -> pd.DataFrame:
-    """Each prompt's share of a head's expected calibration error: their mean over prompts is ``heads.ece``.
+    """Each prompt's share of a head's expected calibration error. The mean over prompts is ``heads.ece``.
 
-    So resampling prompts adds nothing to the bias upwards that absolute gaps have. ece: of tokens whose predecessors
-    were accepted; "ece of paths": of the path's probability at all nodes that PCT would draft at EDD's price with 7B.
+    The error has absolute values in it, which biases it upwards. Because shares are averaged, resampling prompts does
+    not add to this bias.
+
+    chained: rows of the likeliest chains, one per prompt. The columns of the result are
+    ece:            for tokens whose predecessors were all accepted.
+    "ece of paths": for the path's probability, at all nodes that PCT would draft at EDD's price with 7B.
     """
     chains_by_prompt = dict(zip(chained["prompt"], chained["chains"], strict=True))
     chains = replay.chain_table(chains_by_prompt)
@@ -346,7 +363,7 @@ def _shares_of_error(prompts: pd.Series, tokens: pd.DataFrame, believed: pd.Seri
 
 
 def of_verifiers(table: pd.DataFrame) -> pd.DataFrame:
-    """What is compared of two verifiers on the same trees, one row a verifier, head, shape and prompt."""
+    """Two verifiers on the same trees, with lift added; one row per verifier, head, shape and prompt."""
     key = ["prompt", "head", "shape", "temperature"]
     by_verifier = table.pivot_table(index=key, columns="verifier", values="tau")
     lift = 100 * (by_verifier["traversal"] / by_verifier["token-level"] - 1)

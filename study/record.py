@@ -1,19 +1,26 @@
-"""Recordings: blocks of rows measured by a cell function, in a file that survives, resumable, on any executor.
+"""Recordings: what was measured, block by block, in a file that survives interruptions.
 
-A block is the unit of recording: one prompt (or one setting) with all its methods and repetitions.
+A block is the unit of recording: one prompt (or one setting) with all its methods and repetitions. A cell is the
+function that measures a block: it takes the block's settings as arguments and returns rows. For example
 
-    table = record.run("tau", measure, record.grid(depth=range(3, 9), branch=(2, 3, 4)), "results.jsonl")
+    def measure(depth, branch):
+        return [{"method": "ptd", "tau": 1.5}, {"method": "dynatree", "tau": 2.5}]
 
-runs ``measure(**settings)`` for every block and returns a table of their rows. ``executor=ProcessPoolExecutor(4)`` or
-``executor=Client(address).get_executor()`` (Dask) runs them elsewhere, where measure must be importable.
+    table = record.run("tau", measure, record.grid(depth=(3, 4), branch=(2, 3)), "results.jsonl")
 
-A file has JSON lines. A block's line comes first: its key, its settings, how many rows follow, and where they come from
-(command, date, machine, versions, hashes of the heads). Then comes a line for each row, which begins with the same key.
-A block is written at once, with all its rows, or it does not count: ``kill -9`` at any moment loses at most the blocks
-in flight.
+records measure under the name "tau". There are four blocks, so ``measure(depth=3, branch=2)`` and three more calls are
+made, and the table has eight rows. Run again, it measures nothing and returns the same table; after a kill it measures
+what is missing. ``executor=ProcessPoolExecutor(4)`` or ``executor=Client(address).get_executor()`` (Dask) measures
+elsewhere, where the function must be importable.
+
+The file has JSON lines. For each block there is first the block's line: its key, its settings, how many rows follow,
+where they come from (command, date, machine, versions, hashes of the heads) and the plan, which is hashes of the claims
+that will be judged by it. Then there is one line for each row, which begins with the same key. A block is written at
+once, with all its rows, or it does not count: ``kill -9`` at any moment loses at most the blocks that were being
+measured.
 
 The key of a block is a hash of its cell's name and of those settings that differ from the defaults of its cell
-function: a new optional setting changes no key. Growth rules are written as ``methods.label`` spells them.
+function. So a new optional setting changes no key. Growth rules are written as ``methods.label`` spells them.
 """
 
 import hashlib
@@ -35,7 +42,7 @@ from tqdm.auto import tqdm
 from specnb.models import files, provenance
 from study import methods
 
-WHERE = ("processor", "device", "torch")  # a recording of two of these mixes seconds that do not compare
+WHERE = ("processor", "device", "torch")  # seconds from different ones of these cannot be compared
 FIELDS = ("block", "cell", "settings", "heads", "plan", "rows", "error", *WHERE, "command", "date")  # of a block's line
 BEGINNING = b'{"block": '  # of every line
 SECOND_EDITION = "it is of the second edition: `python tools/rekey_recordings.py OLD_FOLDER NEW_FOLDER` writes it anew"
@@ -48,19 +55,15 @@ Settings = Mapping[str, object]
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What one call of a cell function measures.
+    """What one call of a cell function measures."""
 
-    key: under which it is recorded. arguments: what the function is called with, its defaults included. settings: the
-    same as they are written, growth rules by their labels.
-    """
-
-    key: str
-    arguments: Settings
-    settings: Settings
+    key: str  # 16 hexadecimal digits under which it is recorded
+    arguments: Settings  # what the function is called with, its defaults included
+    settings: Settings  # the same as it is written in the file, with growth rules by their labels
 
 
 def grid(**axes: Iterable) -> list[dict]:
-    """All combinations of the axes' values, the last axis running fastest.
+    """All combinations of the axes' values. The last axis changes from each combination to the next.
 
     >>> grid(depth=(3, 4), branch=(1, 2))[:3]
     [{'depth': 3, 'branch': 1}, {'depth': 3, 'branch': 2}, {'depth': 4, 'branch': 1}]
@@ -75,17 +78,19 @@ def grid(**axes: Iterable) -> list[dict]:
 
 
 def identified(cell: str, measure: Callable[..., object], blocks: Sequence[Settings]) -> list[Block]:
-    """The blocks with their keys; ValueError on blocks that make no sense.
+    """The blocks with their keys.
 
-    They must fit measure's arguments, hold numbers, texts, growth rules, and lists of these, and differ from each
-    other.
+    cell:    the name under which measure is recorded.
+    measure: the cell function.
+    blocks:  its arguments, one mapping per block: numbers, texts, growth rules, and lists of these.
+    Raises ValueError if there are no blocks, measure cannot take one of them, or two of them are equal.
     """
     if not blocks:
         raise ValueError("there are no blocks to measure")
     by_key: dict[str, Block] = {}
     for settings in blocks:
         try:
-            block = _identified(cell, measure, settings)
+            block = _identify(cell, measure, settings)
         except TypeError as error:
             raise ValueError(f"{cell} cannot take the block {dict(settings)}: {error}") from error
         if block.key in by_key:
@@ -94,13 +99,13 @@ def identified(cell: str, measure: Callable[..., object], blocks: Sequence[Setti
     return list(by_key.values())
 
 
-def _identified(cell: str, measure: Callable[..., object], block: Settings) -> Block:
-    """One block; TypeError if measure cannot be called so, or a value cannot be written."""
+def _identify(cell: str, measure: Callable[..., object], block: Settings) -> Block:
+    """A block with its key. Raises TypeError if measure does not take its arguments, or one cannot be written."""
     signature = inspect.signature(measure)
     bound = signature.bind(**block)
-    bound.apply_defaults()  # what a default was when it was measured belongs to the record
+    bound.apply_defaults()  # defaults may change later: what they are now is written down
     settings = {name: written(value) for name, value in bound.arguments.items()}
-    changed = {}  # from the defaults: only these are in the key
+    changed = {}  # settings that differ from their defaults; the key is made of these alone
     for name, value in settings.items():
         default = signature.parameters[name].default
         if default is inspect.Parameter.empty or written(default) != value:
@@ -111,7 +116,7 @@ def _identified(cell: str, measure: Callable[..., object], block: Settings) -> B
 
 
 def written(value: object) -> object:
-    """A setting as it is written: a growth rule by its label, a tuple as a list.
+    """A setting as it is written in a file: a growth rule by its label, a tuple as a list.
 
     >>> from specnb.growth import Pct, chain
     >>> written({"rules": (chain(6), Pct(0.06)), "length": 64})
@@ -123,9 +128,9 @@ def written(value: object) -> object:
             raise TypeError(f"a shape is recorded under its name, and this one has none: {value}")
         return label
     if isinstance(value, Mapping):
-        return {name: written(one) for name, one in value.items()}
+        return {name: written(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [written(one) for one in value]
+        return [written(item) for item in value]
     return value
 
 
@@ -134,31 +139,28 @@ def written(value: object) -> object:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A whole block of a file: its line, with the fields FIELDS, and its rows."""
+    """A complete block of a file."""
 
-    line: Mapping[str, object]
-    rows: Sequence[Mapping[str, object]]
+    line: Mapping[str, object]  # the block's line, with the fields FIELDS
+    rows: Sequence[Mapping[str, object]]  # without the block's key
 
     @property
     def empty(self) -> bool:
-        """Whether nothing could be measured."""
+        """Whether nothing could be measured: there are no rows, or all of them failed."""
         return all(row.get("status", "ok") == "failed" for row in self.rows)
 
     @property
     def failed(self) -> bool:
-        """Whether anything could not be measured."""
+        """Whether anything could not be measured: the block has an error, or a row failed."""
         return bool(self.line["error"]) or any(row.get("status", "ok") == "failed" for row in self.rows)
 
     def agrees(self, settings: Settings) -> bool:
-        """Whether it was measured with these settings, those of another block of the same key.
+        """Whether it was measured with these settings, those of a block with the same key.
 
-        A key leaves out what was at its default. So blocks of one key can differ: in a setting whose default was
-        changed between the two, and then they do not agree; or one of them has a setting that the cell function did
-        not have when the other was measured, which counts for nothing.
-
-        Example: a block was recorded with {"length": 96}, then the default. The default is 64 now, and there is a new
-        setting seed. The block does not agree with {"length": 64, "seed": 0}, though both have the same key: the
-        length differs, and the seed counts for nothing.
+        Example: a block was recorded with {"length": 96} when 96 was the default. Since then the default has become 64,
+        and the cell has a new setting, seed. The block of today has {"length": 64, "seed": 0} and the same key, for a
+        key leaves out what is at its default. The two do not agree, because they differ in length. The seed alone would
+        be no reason: a setting that one of them lacks is not compared.
         """
         recorded = self.line["settings"]
         known_to_both = recorded.keys() & settings.keys()
@@ -166,10 +168,11 @@ class Recorded:
 
 
 def load(file: str | Path, only: Iterable[Block] | None = None, heads: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """The blocks that ``read`` gives as a table, one row a row.
+    """The blocks that ``read`` returns, as a table with one row for each recorded row.
 
-    Columns: the settings, but for lists; heads (JSON), status ("ok" or "failed"), error; the row's own; block (the
-    key), cell, processor, device, torch, date, command, plan.
+    Its columns are, in this order: the settings, without lists and mappings; heads (hashes by name, as JSON), status
+    ("ok" or "failed") and error; the columns of the row itself; block (the key), cell, processor, device, torch, date,
+    command and plan. For the arguments see ``read``.
     """
     return table(read(file, only, heads))
 
@@ -187,26 +190,31 @@ def table(blocks: Iterable[Recorded]) -> pd.DataFrame:
 def read(
     file: str | Path, only: Iterable[Block] | None = None, heads: Mapping[str, str] | None = None
 ) -> list[Recorded]:
-    """The last record of each block, but one in which nothing could be measured hides no earlier one.
+    """The blocks of a file.
 
-    A block that is not there with all its rows is left out. only: the blocks that are wanted. heads: only what was
-    measured with heads of these hashes. ValueError on a file that is no recording.
+    If a block was recorded several times the last time counts, except that a time at which nothing could be measured
+    does not replace an earlier one. A block without all its rows is left out.
+
+    file:  of JSON lines; a missing file has no blocks.
+    only:  the blocks that are wanted; all if None.
+    heads: hashes by name; only blocks that were measured with exactly these heads are returned. None: with any.
+    Raises ValueError on a file that is not a recording.
     """
     every_block, _ = _read(Path(file))
-    by_key: dict[str, list[Recorded]] = {}  # several of one key differ in defaults that have changed
+    by_key: dict[str, list[Recorded]] = {}  # a key has several blocks if a default was changed between them
     for recorded in every_block:
         if heads is not None and recorded.line["heads"] != heads:
             continue
-        of_this_key = by_key.setdefault(recorded.line["block"], [])
-        _add_or_replace(of_this_key, recorded)
-    kept: list[Recorded] = []
+        same_key = by_key.setdefault(recorded.line["block"], [])
+        _add_or_replace(same_key, recorded)
+    latest: list[Recorded] = []
     for records in by_key.values():
-        kept += records
+        latest += records
     if only is None:
-        return kept
+        return latest
     settings = {block.key: block.settings for block in only}
     wanted: dict[str, Recorded] = {}
-    for recorded in kept:
+    for recorded in latest:
         key = recorded.line["block"]
         if key in settings and recorded.agrees(settings[key]):
             wanted[key] = recorded
@@ -214,23 +222,23 @@ def read(
 
 
 def _add_or_replace(records: list[Recorded], new: Recorded) -> None:
-    """Put a record in the place of that one of its key which it repeats, if it measured anything; else behind them."""
-    for place, old in enumerate(records):
+    """Add a block to those with the same key. If one of them has its settings, it is replaced, unless new is empty."""
+    for index, old in enumerate(records):
         if old.agrees(new.line["settings"]):
             if not new.empty:
-                records[place] = new
+                records[index] = new
             return
     records.append(new)
 
 
 def _table_rows(recorded: Recorded) -> list[dict[str, object]]:
-    """A block's rows with what is known of the block; one row, which says so, where nothing was measured."""
+    """A block's rows, each with the facts about the block. A block without rows becomes one row with status failed."""
     line = recorded.line
     rows = recorded.rows or [{"status": "failed"}]
     before = {name: value for name, value in line["settings"].items() if not isinstance(value, list | dict)}
     before |= {"heads": json.dumps(line["heads"], sort_keys=True), "status": "ok", "error": line["error"]}
-    own_columns = rows[0].keys()
-    before = {name: value for name, value in before.items() if name not in own_columns}
+    row_columns = rows[0].keys()  # they take precedence, and keep their place in the order
+    before = {name: value for name, value in before.items() if name not in row_columns}
     after = {name: line[name] for name in ("block", "cell", *WHERE, "date", "command", "plan")}
     return [{**before, **row, **after} for row in rows]
 
@@ -239,28 +247,29 @@ def _table_rows(recorded: Recorded) -> list[dict[str, object]]:
 
 
 def _read(file: Path) -> tuple[list[Recorded], int]:
-    """The whole blocks of a file, in the order in which they were written, and how many bytes they take.
+    """The complete blocks of a file, in the order in which they were written, and the number of bytes they take.
 
-    What is behind these was cut off. ValueError on a line that is none of a recording.
+    The bytes after these belong to a block that a kill has cut off. Raises ValueError on a line that does not belong to
+    a recording.
     """
     data = file.read_bytes() if file.exists() else b""
-    lines = data.split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
+    lines = data.split(b"\n")[:-1]  # the last item follows the last newline: it is empty, or a torn line
     blocks = []
-    whole_bytes = 0
-    place = 0  # of a block's line
-    while place < len(lines):
-        line = _parsed(file, place, lines[place], _check_block)
-        next_place = place + 1 + line["rows"]
+    complete_bytes = 0
+    index = 0  # of the block's line, counted from 0
+    while index < len(lines):
+        line = _parse(file, index, lines[index], _check_block)
+        next_index = index + 1 + line["rows"]
         rows = []
-        for number, text in enumerate(lines[place + 1 : next_place], start=place + 1):
-            rows.append(_parsed(file, number, text, _check_row))
-        _check_together(file, place, line, rows)
+        for row_index, text in enumerate(lines[index + 1 : next_index], start=index + 1):
+            rows.append(_parse(file, row_index, text, _check_row))
+        _check_together(file, index, line, rows)
         if len(rows) < line["rows"]:
             break
         blocks.append(Recorded(line, [_without_key(row) for row in rows]))
-        whole_bytes += sum(len(text) + 1 for text in lines[place:next_place])
-        place = next_place
-    return blocks, whole_bytes
+        complete_bytes += sum(len(text) + 1 for text in lines[index:next_index])
+        index = next_index
+    return blocks, complete_bytes
 
 
 def _without_key(row: Mapping[str, object]) -> dict[str, object]:
@@ -268,20 +277,23 @@ def _without_key(row: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in row.items() if name != "block"}
 
 
-def _parsed(file: Path, place: int, text: bytes, check: Callable[[dict], None]) -> dict:
-    """A line, checked; ValueError with its number, which is its place and one, if it is none of a recording."""
+def _parse(file: Path, index: int, text: bytes, check: Callable[[dict], None]) -> dict:
+    """Parse and check a line. Raises ValueError, with the line's number, if it does not belong to a recording.
+
+    index: of the line, counted from 0. Messages count lines from 1.
+    """
     try:
         line = json.loads(text)
         if not isinstance(line, dict):
             raise ValueError(f"it is a {type(line).__name__}, no JSON object")
         check(line)
     except ValueError as error:
-        raise ValueError(f"{file}, line {place + 1} is no recorded block: {error}") from error
+        raise ValueError(f"{file}, line {index + 1} is no recorded block: {error}") from error
     return line
 
 
 def _check_block(line: Mapping) -> None:
-    """ValueError unless a line is a block's."""
+    """Raise ValueError unless a line is the line of a block."""
     if "key" in line and "settings" not in line:
         raise ValueError(SECOND_EDITION)
     lacking = [name for name in FIELDS if name not in line]
@@ -295,14 +307,17 @@ def _check_block(line: Mapping) -> None:
 
 
 def _check_row(line: Mapping) -> None:
-    """ValueError unless a line is a row's."""
+    """Raise ValueError unless a line is the line of a row."""
     if "block" not in line:
         raise ValueError("it lacks 'block'")
 
 
-def _check_together(file: Path, place: int, line: Mapping, rows: Sequence[Mapping]) -> None:
-    """ValueError unless rows belong to the block of a line and have the same columns."""
-    for number, row in enumerate(rows, start=place + 2):
+def _check_together(file: Path, index: int, line: Mapping, rows: Sequence[Mapping]) -> None:
+    """Raise ValueError unless the rows belong to the block of a line and have the same columns.
+
+    index: of the block's line, counted from 0.
+    """
+    for number, row in enumerate(rows, start=index + 2):  # the number of the row's line, counted from 1
         if row["block"] != line["block"]:
             raise ValueError(f"{file}, line {number} is no recorded block: it is no row of the block {line['block']}")
         if row.keys() != rows[0].keys():
@@ -310,30 +325,31 @@ def _check_together(file: Path, place: int, line: Mapping, rows: Sequence[Mappin
 
 
 def _cut_torn_block(file: Path) -> None:
-    """Cut off the torn last block that a kill may have left; ValueError, and no cut, if that is no block's beginning.
+    """Cut off the incomplete last block that a kill may have left.
 
-    Whole lines have been checked when they were read.
+    Raises ValueError, and cuts nothing, if the file's last line cannot be the beginning of a recorded line: the file
+    may be something else. Lines that end with a newline are checked by ``_read``.
     """
     if not file.exists():
         return
     data = file.read_bytes()
-    _, whole = _read(file)
+    _, complete_bytes = _read(file)
     torn = data[data.rfind(b"\n") + 1 :]
     if torn[: len(BEGINNING)] != BEGINNING[: len(torn)]:
         number = data.count(b"\n") + 1
         raise ValueError(f"{file}, line {number} is no recorded block: record into another file (--out)")
-    os.truncate(file, whole)
+    os.truncate(file, complete_bytes)
 
 
 def _plain(value: object) -> object:
-    """A number of numpy as Python's own; TypeError on what JSON cannot hold."""
+    """A NumPy number as a Python number, for JSON. Raises TypeError on any other object."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a row holds a {type(value).__name__}, which JSON cannot: {value!r}")
 
 
 def _append(file: Path, lines: Sequence[Mapping]) -> None:
-    """Add lines, all of them or nothing: where the disk is full the file is as it was (OSError)."""
+    """Append all lines or none. On an OSError, such as a full disk, the file is cut back to what it was."""
     texts = [json.dumps(line, ensure_ascii=False, default=_plain) for line in lines]
     data = "".join(f"{text}\n" for text in texts).encode()
     size = file.stat().st_size if file.exists() else 0
@@ -362,13 +378,22 @@ def run(
     executor: Executor | None = None,
     retry: bool = False,
 ) -> pd.DataFrame:
-    """Measure every block that the file does not hold yet; returns the table of all asked for, see ``load``.
+    """Measure every block that the file lacks; returns the table of all blocks asked for, see ``load``.
 
-    cell: the name under which measure is recorded, whatever the function is called. measure(**block) returns one row
-    or several. heads: hash by name of what was used; a block that is recorded with others is measured again. plan:
-    hashes of what will judge it, kept with it. A block that raises is recorded with its error and left alone by later
-    runs unless retry. Raises ValueError, before any work, on bad blocks, a file in use or a file that is no recording;
-    RuntimeError if a pool breaks (what was recorded stays, run again). A KeyboardInterrupt says what is recorded.
+    cell:     the name under which measure is recorded, however the function is called.
+    measure:  the cell function: measure(**block) returns one row or several.
+    blocks:   its arguments, one mapping per block.
+    file:     where they are recorded; it need not exist.
+    command:  what was typed, which each block records.
+    heads:    hashes by name of the heads that are used; a block recorded with other hashes is measured again.
+    plan:     hashes of the claims that will be judged, which each block records.
+    executor: where blocks are measured; here, one after the other, if None.
+    retry:    whether blocks that failed are measured again. Without it a block that raised is left as it is recorded,
+              with its error.
+
+    Raises, before any work, ValueError on bad blocks, on a file in use and on a file that is not a recording. Raises
+    RuntimeError if a pool breaks: what was recorded stays, and another run goes on. A KeyboardInterrupt is raised again
+    with the number of recorded blocks in its message.
     """
     wanted = identified(cell, measure, blocks)
     heads = dict(heads or {})
@@ -395,14 +420,18 @@ def run(
 def _measure_missing(
     measure: Callable, wanted: Sequence[Block], file: Path, shared: Mapping, executor: Executor | None, retry: bool
 ) -> None:
-    """Measure the blocks that a file lacks, and write each as it ends.
+    """Measure the blocks that a file lacks, and write each one when it is ready.
 
-    shared: what the lines of all blocks say: cell, heads, plan and command.
+    shared: the fields that the lines of all blocks have in common: cell, heads, plan and command.
     """
     _cut_torn_block(file)
-    _tell_other_machines(file)
+    _warn_of_other_machines(file)
     done = {recorded.line["block"]: recorded for recorded in read(file, wanted, shared["heads"])}
-    missing = [block for block in wanted if block.key not in done or (retry and done[block.key].failed)]
+    missing = []
+    for block in wanted:
+        is_to_repeat = retry and block.key in done and done[block.key].failed
+        if block.key not in done or is_to_repeat:
+            missing.append(block)
     finished = len(wanted) - len(missing)
     with tqdm(desc=file.stem, total=len(wanted), initial=finished, unit="block", disable=files.QUIET) as progress:
         for block, outcome in _outcomes(measure, missing, executor):
@@ -410,8 +439,8 @@ def _measure_missing(
             progress.update()
 
 
-def _tell_other_machines(file: Path) -> None:
-    """Say it, on stderr, if a file has blocks of another machine than this one."""
+def _warn_of_other_machines(file: Path) -> None:
+    """Print a warning on stderr if a file has blocks that were measured on another machine than this one."""
     here = _machine(provenance.facts(""))
     others = {_machine(recorded.line) for recorded in read(file)} - {here}
     if others:
@@ -419,21 +448,21 @@ def _tell_other_machines(file: Path) -> None:
 
 
 def _machine(facts: Mapping[str, str]) -> str:
-    """What tells machines apart, in a line: processor, device and torch."""
+    """The facts by which machines are told apart, in one line: processor, device and version of torch."""
     return ", ".join(facts[name] for name in WHERE)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a block: its rows, or an error; and facts about the machine that measured it."""
+    """The result of measuring a block."""
 
     rows: Sequence[Mapping[str, object]] = ()
-    error: str = ""
-    machine: Mapping[str, str] | None = None
+    error: str = ""  # why there are no rows
+    machine: Mapping[str, str] | None = None  # facts about the machine that measured it
 
 
 def _lines(block: Block, shared: Mapping, outcome: Outcome) -> list[dict[str, object]]:
-    """What is written of a block: its line and its rows. shared: see ``_measure_missing``."""
+    """The lines to write for a block: its own and those of its rows. shared: see ``_measure_missing``."""
     line = {
         "block": block.key,
         "cell": shared["cell"],
@@ -443,19 +472,19 @@ def _lines(block: Block, shared: Mapping, outcome: Outcome) -> list[dict[str, ob
         "rows": len(outcome.rows),
         "error": outcome.error,
         **provenance.facts(shared["command"]),
-        **(outcome.machine or {}),  # of a worker elsewhere
+        **(outcome.machine or {}),  # these replace the facts about this machine: the worker may run on another one
     }
     rows = [{"block": block.key, **row} for row in outcome.rows]
     return [line, *rows]
 
 
 def _outcomes(measure: Callable, blocks: Sequence[Block], executor: Executor | None) -> Iterator[tuple[Block, Outcome]]:
-    """Each block and what came of it, as it ends."""
+    """Measure blocks; yield each with its outcome when it is ready."""
     if executor is None:
         for block in blocks:
-            yield block, _measured(measure, block.arguments)
+            yield block, _measure_block(measure, block.arguments)
         return
-    futures = {executor.submit(_measured, measure, block.arguments): block for block in blocks}
+    futures = {executor.submit(_measure_block, measure, block.arguments): block for block in blocks}
     try:
         for future in as_completed(futures):
             try:
@@ -470,21 +499,21 @@ def _outcomes(measure: Callable, blocks: Sequence[Block], executor: Executor | N
             future.cancel()
 
 
-def _measured(measure: Callable, arguments: Settings) -> Outcome:
-    """What comes of a block, here; an exception becomes the block's record."""
+def _measure_block(measure: Callable, arguments: Settings) -> Outcome:
+    """Measure a block in this process. An exception becomes the error of its outcome."""
     machine = {name: fact for name, fact in provenance.facts("").items() if name not in ("command", "date")}
     try:
         result = measure(**arguments)
         rows = [result] if isinstance(result, Mapping) else list(result)
         _check_columns(rows)
-        json.dumps(rows, default=_plain)  # what cannot be written is this block's error, and the others go on
+        json.dumps(rows, default=_plain)  # only for its TypeError: what cannot be written is this block's error
         return Outcome(rows, "", machine)
     except Exception as error:
         return Outcome((), _words(error), machine)
 
 
 def _check_columns(rows: Sequence[Mapping[str, object]]) -> None:
-    """ValueError unless there are rows, of the same columns, none of which is called "block"."""
+    """Raise ValueError unless there are rows, and all have the same columns, none of them named "block"."""
     if not rows:
         raise ValueError("the cell function has returned no rows")
     columns = list(rows[0])
@@ -496,4 +525,5 @@ def _check_columns(rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def _words(error: Exception) -> str:
+    """An exception's type and message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,9 +1,12 @@
 """Replay: what any growth rule would have done along a greedy text, exactly and without a model.
 
-Decoding greedily, the target's text does not depend on the draft. So the draft's largest tree is recorded once at
-every place of a text; every smaller tree is a part of it, and says how far it would have been accepted. Time follows
-from measured cost curves. Exactly means: to a real run that writes the same text (in float32 but for near ties; in
-bfloat16 trees of other sizes round differently), and but for scores within rounding of a threshold.
+In greedy decoding the target's text does not depend on the draft. So the draft's largest tree is recorded once at every
+position of a text. The tree of any smaller rule is a part of it, and comparing it with the text shows how many tokens
+would have been accepted. Seconds follow from measured cost curves (``study.prices``).
+
+"Exactly" has two limits. A real run with the rule writes the same text only up to rounding: in float32 near ties can
+differ, and in bfloat16 trees of different sizes round differently. And a score within rounding of a rule's threshold
+can fall on either side of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,86 +24,84 @@ from specnb.tree import TokenTree
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A draft's trees along a text: trees[i] hangs off the token before text[i], scores[i] its path probabilities (n,).
-
-    max_depth: how deep the draft model can go (Medusa's heads), if it cannot go on.
-    """
+    """A draft's trees along a text."""
 
     text: tuple[int, ...]
-    trees: tuple[TokenTree, ...]
-    scores: tuple[Tensor, ...]
-    max_depth: int | None = None
+    trees: tuple[TokenTree, ...]  # the root of trees[i] is the token before text[i]
+    scores: tuple[Tensor, ...]  # scores[i] are the path probabilities of trees[i], (n,)
+    max_depth: int | None = None  # the most levels that the draft model can draft (Medusa's heads); None: no limit
 
     def cut(self, length: int) -> "Recording":
-        """The first length tokens of the text."""
+        """The recording of the first ``length`` tokens of the text."""
         if not 1 <= length <= len(self.text):
             raise ValueError(f"a recording of {len(self.text)} tokens cannot be cut to {length}")
         return Recording(self.text[:length], self.trees[:length], self.scores[:length], self.max_depth)
 
-    def depth_left(self, place: int) -> int:
-        """How deep a tree at this place may go: what is left of the text but its last token, or max_depth."""
-        left = len(self.text) - place - 1
+    def depth_left(self, position: int) -> int:
+        """How deep a tree at this position may be: up to the end of the text, less the bonus token, or max_depth."""
+        rest = len(self.text) - position - 1
         if self.max_depth is None:
-            return left
-        return min(left, self.max_depth)
+            return rest
+        return min(rest, self.max_depth)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One step of a replayed run.
+    """One step of a replayed run."""
 
-    start: the place of its first token in the text. nodes: of the verified tree, root included. forwards: nodes that
-    each draft forward expanded. accepted: draft tokens; the step commits one more.
-    """
-
-    start: int
-    nodes: int
-    forwards: tuple[int, ...]
-    accepted: int
+    start: int  # the index of its first token in the text
+    nodes: int  # of the verified tree, the root included
+    forwards: tuple[int, ...]  # how many nodes each draft forward expanded
+    accepted: int  # draft tokens; the step commits one more
 
 
 def record(
     target: Target, draft_model: DraftModel, largest: Growth, prompt: Sequence[int], text: Sequence[int]
 ) -> Recording:
-    """Let the draft grow its largest tree at every place of a text that the target wrote greedily after the prompt.
+    """Let the draft grow its largest tree at every position of a text.
 
-    Raises ValueError on a growth rule that drops nodes, whose trees hold less than was drafted.
+    target:      the target model.
+    draft_model: the draft model.
+    largest:     the growth rule, whose trees contain those of all rules to be replayed.
+    prompt:      token ids.
+    text:        what the target wrote greedily after the prompt.
+    Raises ValueError on a growth rule that drops nodes, because its trees lack nodes that were drafted.
     """
     if largest.prunes:
         raise ValueError(f"{type(largest).__name__} drops nodes: record with a rule that keeps all it drafts")
     target.hidden_layers = tuple(draft_model.hidden_layers)
-    hidden = target.prefill([*prompt, *text][:-1])  # by layer (T, d), a row for each of these tokens
-    last_of_prompt = len(prompt) - 1  # its row; it is the root of the first tree
+    hidden = target.prefill([*prompt, *text][:-1])  # for each layer the states of these tokens, (T, d)
+    last_of_prompt = len(prompt) - 1  # the index of the first tree's root
     before_root = {layer: rows[:last_of_prompt] for layer, rows in hidden.items()}
     drafter = TreeDrafter(draft_model, largest)
     drafter.begin(list(prompt), None, before_root)
     trees = []
     scores = []
-    for place, token in enumerate(text):
-        tokens_behind = len(text) - place - 1
+    for position, token in enumerate(text):
+        tokens_after = len(text) - position - 1
         if isinstance(largest, Together):
-            drafter.growth = replace(largest, left=tokens_behind)
+            drafter.growth = replace(largest, left=tokens_after)
         draft = drafter.propose(RandomCoins(), len(text))
         trees.append(draft.tree)
         scores.append(draft.scores)
-        if tokens_behind > 0:
-            root = last_of_prompt + place
+        if tokens_after > 0:
+            root = last_of_prompt + position
             state_of_root = {layer: rows[root : root + 1] for layer, rows in hidden.items()}
             drafter.observe(draft, (), token, state_of_root, None)
     return Recording(tuple(text), tuple(trees), tuple(scores), draft_model.max_depth)
 
 
-def turn_at(recording: Recording, place: int, rule: Growth) -> Turn:
-    """The step that decoding greedily with this rule takes from a place of the recorded text."""
-    tree = recording.trees[place]
-    nodes, frontiers = regrow(tree, recording.scores[place], rule, recording.depth_left(place))
-    accepted = agreed(tree, set(nodes), recording.text[place:-1])
+def turn_at(recording: Recording, position: int, rule: Growth) -> Turn:
+    """The step that greedy decoding with this rule takes from a position of the recorded text."""
+    tree = recording.trees[position]
+    nodes, frontiers = regrow(tree, recording.scores[position], rule, recording.depth_left(position))
+    accepted = agreed(tree, set(nodes), recording.text[position:-1])
     sizes = tuple(len(frontier) for frontier in frontiers)
-    return Turn(place, len(nodes), sizes, accepted)
+    return Turn(position, len(nodes), sizes, accepted)
 
 
 def agreed(tree: TokenTree, kept: set[int], text: Sequence[int]) -> int:
-    """How many tokens of a text some path of a tree's kept nodes holds, from the root on.
+    """How many tokens of a text, from its first on, are a path of kept nodes below the root of a tree.
 
     >>> tree = TokenTree([9, 5, 6, 7], [-1, 0, 1, 1])  # below the root 9 the paths 5, 6 and 5, 7
     >>> agreed(tree, {0, 1, 2, 3}, [5, 7, 8]), agreed(tree, {0, 1, 2}, [5, 7, 8])
@@ -117,29 +118,33 @@ def agreed(tree: TokenTree, kept: set[int], text: Sequence[int]) -> int:
 
 
 def replay(recording: Recording, rule: Growth, start: int = 0) -> list[Turn]:
-    """The steps that decoding greedily with this rule takes along the recorded text, from a place to its last token."""
-    return walk(len(recording.text), lambda place: turn_at(recording, place, rule), start)
+    """The steps that greedy decoding with this rule takes along the recorded text, from ``start`` to its end."""
+    return walk(len(recording.text), lambda position: turn_at(recording, position, rule), start)
 
 
 def walk(length: int, turn_from: Callable[[int], Turn], start: int = 0) -> list[Turn]:
-    """The steps of a run from a place to the end of so many tokens, given the step that begins at a place.
+    """The steps of a run along a text.
 
-    Example: where every step accepts two of its draft tokens, a run of seven tokens has steps from 0, 3 and 6.
+    Example: if every step accepts two draft tokens, a run along seven tokens has steps that begin at 0, 3 and 6.
+
+    length:    tokens of the text.
+    turn_from: returns the step that begins at a position.
+    start:     the position of the first step.
     """
     turns = []
-    place = start
-    while place < length:
-        turn = turn_from(place)
+    position = start
+    while position < length:
+        turn = turn_from(position)
         turns.append(turn)
-        place += turn.accepted + 1
+        position += turn.accepted + 1
     return turns
 
 
 def along(recording: Recording, rule: Growth, lengths: Sequence[int]) -> dict[int, list[Turn]]:
-    """A rule's steps along the first n tokens of a recorded text, for each of several n: ``replay`` of each cut.
+    """A rule's steps along the first n tokens of a recorded text, for each n of lengths.
 
-    Steps whose recorded tree ends before a cut are the same for all n, and are replayed once. Only nearer to the cut
-    trees go less deep, because no token may be drafted behind the text.
+    The result is that of ``replay`` on each cut recording, but steps whose recorded tree ends before the cut are
+    replayed once for all n. Near the cut trees are less deep, because no token may be drafted after the text.
     """
     longest = replay(recording.cut(max(lengths)), rule)
     turns_by_length = {}
@@ -160,29 +165,29 @@ def tau(turns: Sequence[Turn]) -> float:
     return sum(turn.accepted + 1 for turn in turns) / len(turns)
 
 
-# ---- the likeliest chains, of which calibration is told ----------------------------------------------------------
+# ---- the likeliest chains, from which calibration is measured -----------------------------------------------------
 
 
 def chains(recording: Recording) -> list[list[int]]:
-    """What became of the draft's likeliest chain at every place of a text; ``chain_table`` reads it.
+    """For every position of a text, how the draft's likeliest chain agreed with it; ``chain_table`` reads this.
 
-    A place's list holds the number of accepted tokens, then every token's confidence in hundredths of a per cent.
+    Each list has the number of accepted tokens, and then every token's confidence in hundredths of a per cent.
     """
-    return [_chain(recording, place) for place in range(len(recording.text))]
+    return [_chain(recording, position) for position in range(len(recording.text))]
 
 
-def _chain(recording: Recording, place: int) -> list[int]:
-    """What became of the likeliest chain at one place.
+def _chain(recording: Recording, position: int) -> list[int]:
+    """The list of one position.
 
     Example: the text goes on with the tokens 5, 6, 7, and the likeliest chain is 5, 6, 8, whose tokens the draft gave
     .9, .5 and .8. Two tokens are accepted, so the list is [2, 9000, 5000, 8000].
     """
-    tree = recording.trees[place]
-    scores = recording.scores[place]
+    tree = recording.trees[position]
+    scores = recording.scores[position]
     node = 0
     accepted = 0
     confidences: list[int] = []
-    for token in recording.text[place:]:
+    for token in recording.text[position:]:
         if not tree.children[node]:
             break
         likeliest = tree.children[node][0]
@@ -195,22 +200,29 @@ def _chain(recording: Recording, place: int) -> list[int]:
 
 
 def _hundredths_of_a_per_cent(path: Tensor, path_above: Tensor) -> int:
-    """A token's own probability, from that of the path down to it and of the path above; 0 if nothing leads there."""
+    """A token's probability: its path's over that of the path without it; 0 if the latter is 0."""
     if path_above == 0:
         return 0
     return round(10_000 * float(path / path_above))
 
 
 def chain_table(chains_by_prompt: Mapping[str, Sequence[Sequence[int]]]) -> pd.DataFrame:
-    """What became of the likeliest chains (``chains`` by prompt): one row per prompt, place and depth.
+    """The likeliest chains as a table with one row per prompt, place and depth, for EDD's Figure 3b.
 
-    confidence: the draft's probability of the token, to four digits; path: that of the chain up to it; alive: whether
-    everything before it agreed with the text; hit: whether it did too. EDD's Figure 3b is confidence against hit where
-    alive, there at the places where steps begin, here at every place; what PCT thresholds is path against hit.
+    The figure compares confidence with hit at the positions at which steps begin; here are all positions.
+
+    chains_by_prompt: for each prompt the lists of ``chains``. The columns are
+    prompt:     the prompt.
+    place:      the position in the text.
+    depth:      of the token in the chain, from 1.
+    confidence: the draft's probability of the token, to four decimals.
+    path:       the probability of the chain up to this token, which PCT compares with its threshold.
+    alive:      whether all tokens before this one agree with the text. The figure has only these.
+    hit:        whether this one agrees, too.
     """
     rows = []
-    for prompt, places in chains_by_prompt.items():
-        for place, (accepted, *confidences) in enumerate(places):
+    for prompt, lists in chains_by_prompt.items():
+        for place, (accepted, *confidences) in enumerate(lists):
             path = 1.0
             for depth, hundredths in enumerate(confidences, start=1):
                 confidence = hundredths / 10_000

@@ -1,8 +1,9 @@
 """Paired statistics over prompts: medians of ratios, differences of two methods, with BCa bootstrap intervals.
 
-A prompt's steps and repetitions hang together, so prompts are what is resampled. Claims compare each method's median
-over repetitions (``paired``, then a ``Statistic``); ``ratio`` and ``difference`` pair repetitions within a prompt
-first. Percentile intervals cover too seldom with a dozen prompts; BCa (Efron 1987) is what scipy offers.
+The steps and repetitions of one prompt are not independent, so whole prompts are resampled. There are two ways to pair
+methods. Claims take each method's median over repetitions (``paired``) and then a ``Statistic``; ``ratio`` and
+``difference`` first compare two methods within each repetition. With a dozen prompts percentile intervals miss the
+truth too often; BCa intervals (Efron 1987), which scipy has, are better.
 """
 
 import warnings
@@ -19,10 +20,14 @@ RESAMPLES = 2000
 def interval(
     values: np.ndarray, statistic: Callable[[np.ndarray], float], *, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float]:
-    """The ends of a statistic's bootstrap interval (BCa, 95 %): prompts are drawn again and again, with replacement.
+    """The ends of a statistic's bootstrap interval (BCa): prompts are drawn again and again, with replacement.
 
-    values: (prompts, …), one row a prompt. statistic: of such an array. level: how often the interval should hold the
-    truth. The ends are nan with fewer than two prompts, and equal where all prompts are.
+    values:    (prompts, …) array, one row per prompt.
+    statistic: a function from such an array to a number.
+    seed:      of the draws.
+    level:     how often the interval should contain the truth.
+
+    The ends are nan with fewer than two prompts, and equal if all prompts are equal.
 
     >>> interval(np.array([3.0, 3.0, 3.0]), np.median)
     (3.0, 3.0)
@@ -42,9 +47,9 @@ def _bootstrap(
     """An interval by one of scipy's methods; nan where the method is not defined."""
 
     def of_samples(prompts: np.ndarray, axis: int) -> np.ndarray:
-        """The statistic of each sample. prompts: (…, samples, prompts), the numbers of those that were drawn.
+        """The statistic of each sample. prompts: (…, samples, prompts), the indices of the prompts that were drawn.
 
-        scipy asks for many samples at once: its own loop over them takes longer than the statistics.
+        scipy passes many samples at once, because its own loop over them takes longer than the statistics.
         """
         samples = prompts.reshape(-1, prompts.shape[axis])
         numbers = [statistic(values[sample]) for sample in samples]
@@ -63,28 +68,23 @@ def _bootstrap(
 
 @dataclass(frozen=True)
 class Estimate:
-    """What our data say: a number, its 95 % interval over prompts, and how many prompts those are."""
+    """A number that was computed from our data, with its 95 % interval over prompts."""
 
     value: float
-    low: float
-    high: float
-    prompts: int
+    low: float  # the lower end of the interval
+    high: float  # the upper end
+    prompts: int  # how many there are
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number of a (prompts, methods) array.
+    """A function from a (prompts, methods) array to a number."""
 
-    name: what tables call it. of: the number of an array. rival_by_rival: whether its interval is that of the first
-    method's lead over its closest rival; see ``lead_interval``. at: of a slope, the numbers behind the methods.
-    needs: how many methods it compares at least.
-    """
-
-    name: str
-    of: Callable[[np.ndarray], float]
-    rival_by_rival: bool = False
-    at: tuple[float, ...] = ()
-    needs: int = 1
+    name: str  # in tables
+    of: Callable[[np.ndarray], float]  # the function
+    rival_by_rival: bool = False  # whether its interval is found by ``lead_interval``
+    at: tuple[float, ...] = ()  # of a slope: the x coordinates of the methods
+    needs: int = 1  # how many methods it compares, at least
 
     def estimate(self, wide: np.ndarray) -> Estimate:
         """The number of an array, see ``paired``, and its interval.
@@ -100,7 +100,7 @@ class Statistic:
 
 
 def mean(wide: np.ndarray) -> float:
-    """The mean over prompts, and over methods, too, where those are seeds of one head."""
+    """The mean over prompts and methods. There are several methods only if they are seeds of one head."""
     return wide.mean()
 
 
@@ -115,7 +115,7 @@ def median_ratio(wide: np.ndarray) -> float:
 
 
 def gain_per_cent(wide: np.ndarray) -> float:
-    """The same, as a gain in per cent."""
+    """``median_ratio`` as a gain in per cent."""
     return 100 * (np.median(wide[:, 0] / wide[:, 1]) - 1)
 
 
@@ -130,7 +130,7 @@ def share_ahead(wide: np.ndarray) -> float:
 
 
 def least_lead(wide: np.ndarray) -> float:
-    """The mean lead of the first method over the best of all others: over the one to which it is smallest.
+    """The smallest of the first method's mean leads over the others, which is its lead over the best of them.
 
     >>> float(least_lead(np.array([[3.0, 1.0, 2.0], [5.0, 1.0, 2.0]])))  # 3 over the second method, 2 over the third
     2.0
@@ -140,7 +140,7 @@ def least_lead(wide: np.ndarray) -> float:
 
 
 def difference_of_differences(wide: np.ndarray) -> float:
-    """What the first method gains on the second, less what the third gains on the fourth: a mean over prompts.
+    """The mean over prompts of (first − second) − (third − fourth).
 
     >>> float(difference_of_differences(np.array([[5.0, 1.0, 3.0, 2.0]])))  # (5 - 1) - (3 - 2)
     3.0
@@ -149,10 +149,10 @@ def difference_of_differences(wide: np.ndarray) -> float:
 
 
 def lead_interval(wide: np.ndarray) -> tuple[float, float]:
-    """The interval of ``least_lead``, rival by rival.
+    """The interval of ``least_lead``, computed for each rival, that is each method but the first.
 
-    The best of several noisy rivals looks better than it is. So the lower end is the lowest of any rival's 95 %
-    interval, and the upper end the lowest of their upper ends, at a level that is corrected for their number.
+    The best of several noisy rivals looks better than it is. So the lower end is the lowest lower end of the rivals'
+    95 % intervals. The upper end is the lowest upper end of intervals whose level is corrected for their number.
     """
     rivals = range(1, wide.shape[1])
     corrected_level = 1 - 0.05 / len(rivals)
@@ -178,7 +178,7 @@ GAIN = Statistic("gain", difference_of_differences, needs=4)
 
 
 def slope(at: Sequence[float]) -> Statistic:
-    """The slope of the methods' means over these numbers, one a method.
+    """The slope of a line through the methods' means. at: the x coordinate of each method.
 
     >>> float(slope([1, 2, 4]).of(np.array([[1.0, 3.0, 7.0]])).round(6))
     2.0
@@ -193,17 +193,19 @@ def slope(at: Sequence[float]) -> Statistic:
 
 
 def paired(runs: pd.DataFrame, values: pd.Series, methods: Sequence[str]) -> np.ndarray:
-    """A (prompts, methods) array of values: medians over repetitions, on the prompts that have all methods.
+    """A (prompts, methods) array of medians over repetitions, for the prompts that have all methods.
 
-    runs: a table with the columns prompt and method. values: numbers of all its rows, or of some. methods: in order.
+    runs:    a table with the columns prompt and method.
+    values:  a number for all of its rows, or for some.
+    methods: the columns of the array, in this order.
     Raises ValueError naming the methods that have no rows.
     """
-    chosen = runs.loc[values.index, ["prompt", "method"]].assign(value=values.astype(float))
-    present = set(chosen["method"])
+    with_values = runs.loc[values.index, ["prompt", "method"]].assign(value=values.astype(float))
+    present = set(with_values["method"])
     missing = sorted(set(methods) - present)
     if missing:
         raise ValueError(f"there are no rows of {', '.join(missing)}: there are {', '.join(sorted(present))}")
-    wide = chosen.pivot_table(index="prompt", columns="method", values="value", aggfunc="median")
+    wide = with_values.pivot_table(index="prompt", columns="method", values="value", aggfunc="median")
     return wide[list(methods)].dropna().to_numpy()
 
 
@@ -211,7 +213,7 @@ def paired(runs: pd.DataFrame, values: pd.Series, methods: Sequence[str]) -> np.
 
 
 def _by_method(table: pd.DataFrame, value: str) -> pd.DataFrame:
-    """A value with one row a prompt and repetition, and one column a method."""
+    """The column ``value`` as a table with one row per prompt and repetition, and one column per method."""
     index = ["prompt"]
     if "repetition" in table:
         index.append("repetition")
@@ -219,9 +221,11 @@ def _by_method(table: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def _over_prompts(name: str, statistic: Callable, pairs: pd.Series) -> dict[str, float]:
-    """A statistic over prompts of what was compared within pairs of runs: a prompt's repetitions count by their median.
+    """A statistic over prompts, with its interval and the number of prompts.
 
-    name: what the statistic is called in the result.
+    name:      the key of the statistic in the result.
+    statistic: a function from a (prompts,) array to a number.
+    pairs:     one number per prompt and repetition; each prompt counts by their median.
     """
     by_prompt = pairs.dropna().groupby("prompt").median().to_numpy()  # (prompts,)
     low, high = interval(by_prompt, statistic)
@@ -241,10 +245,15 @@ def difference(table: pd.DataFrame, value: str, first: str, second: str) -> dict
 
 
 def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
-    """Per method of a race: mean τ, median token/s, speed-up over the baseline with interval, prompts; fastest first.
+    """One row per method of a race, the fastest first, with these columns:
 
-    prompts: how many have both methods. Failed rows are left out there and counted in the column failed; a method that
-    always failed has nothing else.
+    tau:       mean of tokens per step.
+    token/s:   median.
+    speed-up:  over the baseline, with the ends of its interval, low and high.
+    prompts:   how many prompts have both methods.
+    failed:    how many runs failed. They are left out of the other columns.
+
+    Raises ValueError if the baseline has no run that did not fail.
     """
     is_good = table["status"] == "ok"
     good = table[is_good]
@@ -263,7 +272,7 @@ def speed_ups(table: pd.DataFrame, baseline: str = "generate") -> pd.DataFrame:
             "prompts": speed_up["prompts"],
         }
     summary = pd.DataFrame(rows).T
-    summary = summary.reindex(table["method"].unique())  # those that always failed, too
+    summary = summary.reindex(table["method"].unique())  # adds methods that always failed, with nan
     summary = summary.assign(failed=table[~is_good].groupby("method").size())
     summary = summary.fillna({"prompts": 0, "failed": 0}).astype({"prompts": int, "failed": int})
     return summary.sort_values("speed-up", ascending=False).rename_axis("method")

@@ -1,6 +1,19 @@
-"""A paper's claims, as lines and as one picture: verdicts, our intervals, and the paper's effects beside them.
+"""The verdicts on a paper's claims, as lines of text (``told``) and as one picture (``picture``).
 
-Both take the table that ``study.claims.judged`` makes, or some of its rows.
+Both take the table that ``study.claims.judged`` makes, or some of its rows. It has one row per claim; these columns are
+used here:
+
+    where      the place in the paper, such as "Table 1"
+    says       what the paper claims, in our words
+    verdict    one of VERDICTS
+    statistic, value   what our number is: "ratio" of "speed"
+    direction, bound   the number should be "above" or "below" the bound, or "within" ± the bound
+    ours, low, high    our number and its 95 % interval; low and high are NaN for claims that are checked case by case
+    prompts    how many prompts the number comes from; for claims checked case by case the number of cases
+    effect     the paper's number, in the same unit; NaN if it prints none
+    reason     how our setting differs from the paper's, how the claim was read, or why it was not attempted
+    planned    whether the test was fixed before the data: "after the data" is noted
+    stale      why the recording is stale; "" if it is not
 """
 
 import textwrap
@@ -14,51 +27,56 @@ from matplotlib.lines import Line2D
 
 from specnb.show.look import COLOURS, INK
 
-VERDICTS = {
-    "reproduced": COLOURS["accepted"],
-    "same setting": COLOURS["recovered"],
-    "undecided": "#CCBB44",
-    "contradicted": COLOURS["rejected"],
+VERDICTS = {  # verdict → its colour; the verdicts are found in ``claims.judging``
+    "reproduced": COLOURS["accepted"],  # the interval lies where the paper says
+    "same setting": COLOURS["recovered"],  # checked in the paper's own setting: all cases hold
+    "undecided": "#CCBB44",  # the interval contains the bound
+    "contradicted": COLOURS["rejected"],  # the interval lies on the other side, or a case does not hold
     "not attempted": "#BBBBBB",
-    "not recorded": "#BBBBBB",
+    "not recorded": "#BBBBBB",  # the recording is not complete yet
 }
-MARKS = {"the paper": "D", "the bound": "|"}
-WIDTH = 120  # of the lines, of which the first so many columns are the verdict's and the number's
-INDENT = " " * 37
+MARKS = {"the paper": "D", "the bound": "|"}  # matplotlib's markers
+WIDTH = 120  # characters of a line
+INDENT = " " * 37  # 13 characters for the verdict, 22 for our number, and a space after each
 
 
 def told(table: pd.DataFrame) -> str:
-    """What was found, claim by claim: verdict, our number or the cases that hold, and its words.
+    """The claims with their verdicts, as lines of text. An example of a claim with one note:
 
-    Behind the words stands what our number is, a statistic of one of ``study.quantities``, where it should lie, and
-    the paper's effect, if it prints one. Below them: what is stale, whether the test was chosen after the data, and
-    how our setting differs or how the claim was read.
+        undecided     1.04 [0.98, 1.11]      DynaTree is faster than a chain. (ratio of speed above 1; the paper 1.18)
+                                             · Our texts have 96 tokens.
+
+    A line has the verdict; our number with its interval, or how many cases hold; and the claim in our words. In
+    parentheses follow what our number is (a statistic of one of ``study.quantities``), where it should lie, and the
+    paper's number if it prints one. Notes below the line say why the recording is stale, whether the test was chosen
+    after the data, and how our setting differs or how the claim was read.
     """
     lines = []
     for row in table.itertuples():
         sentence = row.says
         if np.isfinite(row.low):
-            sentence += f" ({_asked(row)})"
-        lines += _wrapped(f"{row.verdict:13} {_our_number(row):22} {sentence}")
+            sentence += f" ({_test(row)})"
+        lines += _wrap(f"{row.verdict:13} {_our_number(row):22} {sentence}")
         for note in _notes(row):
-            lines += _wrapped(f"{INDENT}· {note}")
+            lines += _wrap(f"{INDENT}· {note}")
     return "\n".join(lines)
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
+    """A text as lines of at most WIDTH characters, indented from the second one on."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=INDENT, break_on_hyphens=False)
 
 
-def _asked(row: NamedTuple) -> str:
-    """What our number is and where it should lie, and the paper's."""
-    asked = f"{row.statistic} of {row.value} {row.direction} {row.bound:g}"
+def _test(row: NamedTuple) -> str:
+    """What our number is, where it should lie, and the paper's: "ratio of speed above 1; the paper 1.40"."""
+    test = f"{row.statistic} of {row.value} {row.direction} {row.bound:g}"
     if np.isfinite(row.effect):
-        asked += f"; the paper {row.effect:.2f}"
-    return asked
+        test += f"; the paper {row.effect:.2f}"
+    return test
 
 
 def _notes(row: NamedTuple) -> list[str]:
-    """What stands below a claim."""
+    """The notes below a claim."""
     notes = []
     if row.stale:
         notes.append(f"Stale: the recording was {row.stale}.")
@@ -70,13 +88,13 @@ def _notes(row: NamedTuple) -> list[str]:
 
 
 def _our_number(row: NamedTuple) -> str:
-    """Our number with its interval, or how many cases hold; nothing before there is any.
+    """Our number with its interval, or how many cases hold; "" if there are no data.
 
-    An interval wider than .05 is told to two digits, as in "0.52 [0.31, 0.68]", a narrower one to three.
+    An interval wider than .05 is written with two decimals, as in "0.52 [0.31, 0.68]", a narrower one with three.
     """
     if np.isfinite(row.low):
         digits = 2 if row.high - row.low > 0.05 else 3
-        number = f"z.{digits}f"  # z: no minus before a zero
+        number = f"z.{digits}f"  # with z a small negative number is written as 0.00, not -0.00
         return f"{row.ours:{number}} [{row.low:{number}}, {row.high:{number}}]"
     if np.isfinite(row.prompts):
         return f"{row.ours:.0f} of {row.prompts:.0f} hold"
@@ -84,15 +102,18 @@ def _our_number(row: NamedTuple) -> str:
 
 
 def picture(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """What was found, a row a claim: a line at the bound, the paper's effect, our 95 % interval.
+    """Draw one row per claim: the claim's words, our number with its 95 % interval, the paper's number, the verdict.
 
-    Every row has a scale of its own, so that its bound stands in the middle; numbers stand at the right. Shaded: where
-    the claim holds. Exact claims say how many cases hold, claims from a stale recording that it is stale.
+    Every row has its own scale. The vertical line is the bound, in the middle; for a claim of no difference ("within")
+    it is 0. The shaded part is where the claim holds. The text at the right has the numbers, for exact claims how many
+    cases hold, and whether the recording is stale.
+
+    table: see the module. ax: axes to draw on; a new figure if None. Returns the axes.
     """
     if ax is None:
         height = 0.5 * len(table) + 0.8  # inches
         figure = plt.figure(figsize=(13, height))
-        ax = figure.add_axes((0.5, 0.6 / height, 0.24, 1 - 0.7 / height))  # words stand at both sides
+        ax = figure.add_axes((0.5, 0.6 / height, 0.24, 1 - 0.7 / height))  # leaves room for words at both sides
     for y, row in enumerate(table.itertuples()):
         if np.isfinite(row.low):
             _draw_interval(ax, y, row)
@@ -105,7 +126,7 @@ def picture(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def _legend_handles(table: pd.DataFrame) -> list[Line2D]:
-    """A line for each verdict that occurs, with how often, and the marks for the paper's effect and the bound."""
+    """One entry for each verdict that occurs, with its count, and one for each of MARKS."""
     handles = []
     for verdict, colour in VERDICTS.items():
         count = sum(table["verdict"] == verdict)
@@ -117,11 +138,11 @@ def _legend_handles(table: pd.DataFrame) -> list[Line2D]:
 
 
 def _draw_interval(ax: Axes, y: int, row: NamedTuple) -> None:
-    """A row's interval, our number and the paper's, and shaded where the claim holds, on a scale of the row's own."""
+    """Draw a row's interval, our number, the paper's number and the shaded part, on the row's own scale."""
     middle, half_width = _scale(row)
 
     def place(number: float) -> float:
-        """Where a number stands on the axis, from -1 to 1."""
+        """The x coordinate of a number, from -1 to 1."""
         return (number - middle) / half_width
 
     holds = {"above": (0, 1), "below": (-1, 0), "within": (place(-row.bound), place(row.bound))}
@@ -135,10 +156,11 @@ def _draw_interval(ax: Axes, y: int, row: NamedTuple) -> None:
 
 
 def _scale(row: NamedTuple) -> tuple[float, float]:
-    """The number in the middle of a row's scale, and the distance from there to its ends, a tenth more than is needed.
+    """The number in the middle of a row's scale, and the distance from there to its ends.
 
-    In the middle is the bound, or 0 where the claim is of no difference, within ± the bound. Example: "above 1", an
-    interval from .8 to 1.4 and the paper's 1.5. The paper's is farthest from 1, so the scale is 1 ± .55.
+    Example: "above 1", an interval from .8 to 1.4 and the paper's 1.5. The bound is in the middle, 1.5 is the number
+    farthest from it, and the scale gets a tenth more room: it is 1 ± .55. For a claim of no difference, "within" ± the
+    bound, 0 is in the middle.
     """
     middle = 0.0 if row.direction == "within" else row.bound
     shown = [row.low, row.high, row.effect, row.bound]
@@ -149,13 +171,13 @@ def _scale(row: NamedTuple) -> tuple[float, float]:
 
 
 def _write(ax: Axes, y: int, row: NamedTuple) -> None:
-    """A row's claim at the left, and its numbers at the right."""
+    """Write a row's claim at the left, and its numbers at the right."""
     sentence = textwrap.fill(f"{row.where}: {row.says}", 72, max_lines=2, placeholder=" …")
     ax.text(-1.1, y, sentence, ha="right", color=INK, va="center", fontsize=10)
     numbers = _our_number(row) or row.verdict
     if np.isfinite(row.effect):
         numbers += f"   (paper {row.effect:.2f})"
-    if getattr(row, "stale", ""):  # a table made by hand need not say so
+    if getattr(row, "stale", ""):  # a table made by hand may lack this column
         numbers += "   stale"
     ax.text(1.2, y, numbers, color=INK, va="center", fontsize=11)
     ax.plot(1.12, y, "s", color=VERDICTS[row.verdict], ms=9, clip_on=False)

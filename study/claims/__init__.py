@@ -1,10 +1,10 @@
-"""Claims: what each paper says, by which test it is judged, and the verdict, by rule, from the recordings.
+"""Claims: what each paper says, the test by which it is judged, and the verdict from the recordings.
 
-``ptd``, ``traversal``, ``dynatree``, ``edd_pct`` and ``salf_talf`` have a function for each claim, under a decorator of
-``registry`` that says where it stands in the paper and by which test it is judged. A measured claim's test is written
-before its recording is made: every block that the command line records carries the tests' hashes; claims that were
-converted from the second edition name their row of data/claims/PAPER.csv. ``judging`` judges; ``toys`` and ``in_print``
-are what several papers' checks share.
+The modules ``ptd``, ``traversal``, ``dynatree``, ``edd_pct`` and ``salf_talf`` have one function per claim. A decorator
+of ``registry`` says where the claim is in the paper and by which test it is judged. A measured claim's test is written
+before its recording is made: every block that the command line records has the tests' hashes. Claims that were
+converted from the second edition name their row of data/claims/PAPER.csv instead. ``judging`` finds the verdicts.
+``toys`` and ``in_print`` have functions that several papers' checks use.
 """
 
 from study.claims import dynatree, edd_pct, ptd, salf_talf, traversal

@@ -1,4 +1,4 @@
-"""Verdicts, by rule, from the recordings: ``judged`` has a paper's, and ``summary`` counts them."""
+"""Verdicts on claims, by rule, from the recordings: ``judged`` returns a paper's, and ``summary`` counts them."""
 
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -17,13 +17,16 @@ AFTER = "after the data"
 
 
 def verdict(low: float, high: float, direction: str, bound: float) -> str:
-    """By rule: reproduced if the interval lies on the paper's side of the bound, contradicted on the other, else
-    undecided.
-
-    direction: "above" or "below" the bound, or "within" ± so much for a claim of no difference.
+    """The verdict on a claim by its interval.
 
     >>> verdict(1.1, 1.3, "above", 1.0), verdict(0.9, 1.3, "above", 1.0), verdict(-0.04, 0.02, "within", 0.05)
     ('reproduced', 'undecided', 'reproduced')
+
+    It is "reproduced" if the interval from low to high is on the paper's side of the bound, "contradicted" if it is on
+    the other side, and "undecided" if it contains the bound.
+
+    direction: where the paper says that the number is: "above" or "below" the bound, or "within" ± the bound, for a
+               claim of no difference.
     """
     if direction == "above":
         inside = low > bound
@@ -46,25 +49,20 @@ def verdict(low: float, high: float, direction: str, bound: float) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """What our data say to a claim, and what it was compared on; nothing before there are data.
-
-    value: the name of what is compared. planned: whether the test was fixed before the data were there. stale: why the
-    recording is not up to date, if so. ours, low, high: our number and its 95 % interval; of an exact claim ours is how
-    many cases hold. prompts: how many there are, or cases in all.
-    """
+    """The verdict on a claim, with the numbers that led to it."""
 
     verdict: str
-    value: str = ""
-    planned: str = ""
-    stale: str = ""
-    ours: float = float("nan")
-    low: float = float("nan")
-    high: float = float("nan")
-    prompts: float = float("nan")
+    value: str = ""  # the name of the values that were compared
+    planned: str = ""  # whether the test was fixed before the data were there: BEFORE or AFTER
+    stale: str = ""  # why the recording is stale; "" if it is not
+    ours: float = float("nan")  # our number; for a claim checked case by case, how many cases hold
+    low: float = float("nan")  # the lower end of our number's 95 % interval
+    high: float = float("nan")  # the upper end
+    prompts: float = float("nan")  # how many prompts, or cases, there are
 
 
 def measured(claim: Measured, runs: pd.DataFrame) -> Estimate:
-    """What a recording's ``quantities`` say to a claim; ValueError where they lack its methods."""
+    """Our number for a claim, from its recording's ``quantities``. Raises ValueError if they lack what it compares."""
     try:
         wide = stats.paired(runs, claim.compare(runs), claim.methods)
     except ValueError as error:
@@ -76,9 +74,11 @@ def measured(claim: Measured, runs: pd.DataFrame) -> Estimate:
 
 
 def when_planned(claim: Measured, plans: list[str]) -> str:
-    """Whether a test was fixed before the data: in the second edition's plan, or by the hash that every block carries.
+    """Whether a test was fixed before the data: BEFORE or AFTER.
 
-    plans: those of the recorded blocks, see ``registry.plan_of``.
+    It was if the claim is of the second edition, whose tests were all planned, or if every block's plan has its hash.
+
+    plans: of the recorded blocks, see ``registry.plan_of``.
     """
     is_of_second_edition = bool(claim.before) and not claim.differs
     if is_of_second_edition or all(claim.test in plan.split() for plan in plans):
@@ -87,7 +87,7 @@ def when_planned(claim: Measured, plans: list[str]) -> str:
 
 
 def judge(claim: Claim, runs: pd.DataFrame | None = None) -> Judged:
-    """The verdict on one claim. runs: the ``quantities`` of its recording, None until all of it is there."""
+    """The verdict on one claim. runs: the ``quantities`` of its recording; None if it is not complete."""
     if isinstance(claim, Checked):
         return judge_cases(claim)
     if isinstance(claim, Measured):
@@ -96,7 +96,7 @@ def judge(claim: Claim, runs: pd.DataFrame | None = None) -> Judged:
 
 
 def judge_measured(claim: Measured, runs: pd.DataFrame | None) -> Judged:
-    """The verdict on a measured claim: where its interval lies."""
+    """The verdict on a measured claim, by its interval."""
     of_heads = claim.recording is HEADS
     if runs is None or (of_heads and HEADS.missing(claim.methods)):
         return Judged("not recorded", planned=when_planned(claim, []))
@@ -120,24 +120,28 @@ def judge_measured(claim: Measured, runs: pd.DataFrame | None) -> Judged:
 
 
 def judge_cases(claim: Checked) -> Judged:
-    """The verdict on an exact claim: all its cases have to hold."""
+    """The verdict on a claim that is checked case by case: all its cases have to hold."""
     cases = claim.cases()
-    holds = "same setting" if all(cases) else "contradicted"
-    return Judged(holds, ours=sum(cases), prompts=len(cases))
+    its_verdict = "same setting" if all(cases) else "contradicted"
+    return Judged(its_verdict, ours=sum(cases), prompts=len(cases))
 
 
 # ---- tables -------------------------------------------------------------------------------------------------------
 
 
 def judged(paper: str) -> pd.DataFrame:
-    """A paper's claims, one row each, with the verdict on each, from the recordings.
+    """A paper's claims as a table with one row per claim.
 
-    Columns: claim, where, says, effect, reason, before, recording (a name, "heads", "exact", or "" if not attempted),
-    methods (a tuple), statistic, direction, bound, and those of Judged. verdict: reproduced, contradicted, undecided,
-    same setting (an exact claim all of whose cases hold, else contradicted), not attempted; "not recorded" until its
-    recording is, as a whole. ValueError on a paper that is not known.
+    Its columns are the fields of ``Claim`` (claim is the name), those of ``Measured``, and those of ``Judged``.
+    recording is a recording's name, "heads", "exact" for claims that are checked case by case, or "" for those not
+    attempted. verdict is one of
+    reproduced, contradicted, undecided: by the interval, see ``verdict``.
+    same setting:  a claim that is checked in the paper's own setting, all of whose cases hold; else contradicted.
+    not attempted: a claim without a test.
+    not recorded:  its recording is not complete yet.
+    Raises ValueError on an unknown paper.
     """
-    read_once = cache(complete)  # however many claims there are on a recording
+    read_once = cache(complete)  # each recording is read once for all its claims
     rows = []
     for claim in of_paper(paper).values():
         runs = read_once(claim.recording) if isinstance(claim, Measured) else None
@@ -150,14 +154,14 @@ def judged(paper: str) -> pd.DataFrame:
 
 
 def of_paper(paper: str) -> dict[str, Claim]:
-    """A paper's claims by name, in the order in which they are written down; ValueError on one that is not known."""
+    """A paper's claims by name, in the order of its module. Raises ValueError on an unknown paper."""
     if paper not in PAPERS:
         raise ValueError(f"unknown paper {paper!r}: known are {', '.join(PAPERS)}")
     return CLAIMS[paper]
 
 
 def _row(claim: Claim) -> dict[str, object]:
-    """What is known of a claim without data."""
+    """The columns of a claim that do not depend on data."""
     row = {
         "claim": claim.name,
         "where": claim.where,
@@ -183,10 +187,11 @@ def _row(claim: Claim) -> dict[str, object]:
 
 
 def summary(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """How many claims of each paper have which verdict.
+    """How many claims of each paper have which verdict: one row per paper, one column per kind and verdict.
 
-    Exact and measured ones are counted apart, and among the latter those whose test was chosen after the data.
-    tables: ``judged``, by paper.
+    The kinds are exact, measured, and chosen after the data, which are measured claims whose test was not planned.
+
+    tables: those of ``judged``, by paper.
     """
     every_claim = pd.concat(tables, names=["paper"]).reset_index("paper")
     kinds = [_kind(row.recording, row.planned) for row in every_claim.itertuples()]
@@ -196,7 +201,7 @@ def summary(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def _kind(recording: str, planned: str) -> str:
-    """By which claims are counted apart."""
+    """The kind of a claim, see ``summary``."""
     if planned == AFTER:
         return "chosen after the data"
     if recording == "exact":

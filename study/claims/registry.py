@@ -1,8 +1,8 @@
-"""The decorators under which a paper's claims are written down, and the hash of a claim's test.
+"""The decorators that register a paper's claims, and the hash of a claim's test.
 
-``@claim`` stands above a function from a table of ``quantities`` to what is compared, ``@checked`` above one that
-returns a truth value a case, ``@not_attempted`` above one without a body. The function's name is the claim's, the
-first paragraph of its docstring what the paper says in our words, its module the paper.
+``@claim`` decorates a function from a table of ``quantities`` to the values that are compared; ``@checked`` one that
+returns a truth value per case; ``@not_attempted`` one without a body. The function's name is the name of the claim. The
+first paragraph of its docstring says what the paper claims, in our words. Its module has the name of the paper.
 """
 
 import ast
@@ -28,46 +28,36 @@ Function = TypeVar("Function", bound=Callable)
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper.
+    """A sentence of a paper."""
 
-    paper: of ``paper.PAPERS``. name: ours. where: in the paper. says: what, in our words. effect: the paper's, in the
-    statistic's unit, where it prints one. reason: how our setting differs from the paper's, how the claim was read, or
-    why it was not attempted. before: the row of data/claims/PAPER.csv from which it was converted.
-    """
-
-    paper: str
-    name: str
-    where: str
-    says: str
-    effect: float | None
-    reason: str
-    before: str
+    paper: str  # one of ``paper.PAPERS``
+    name: str  # the claim's, given by us
+    where: str  # in the paper, such as "Table 1"
+    says: str  # what the paper claims, in our words
+    effect: float | None  # the paper's number, in the statistic's unit; None if it prints none
+    reason: str  # how our setting differs from the paper's, how the claim was read, or why it was not attempted
+    before: str  # the row of data/claims/PAPER.csv from which the claim was converted; "" if none
 
 
 @dataclass(frozen=True)
 class Measured(Claim):
-    """A claim that is judged by a test on a recording.
+    """A claim that is judged by a test on a recording."""
 
-    recording: an experiment, or ``quantities.HEADS``. methods: which are compared, in order. statistic: of the array
-    of one value per prompt and method. direction: "above", "below" or "within" the bound. compare: what is compared,
-    of the recording's ``quantities``. differs: in what the test differs from that of the old row, if it does.
-    """
-
-    recording: Experiment | Heads
-    methods: tuple[str, ...]
-    statistic: Statistic
-    direction: str
+    recording: Experiment | Heads  # an experiment, or ``quantities.HEADS``
+    methods: tuple[str, ...]  # the methods that are compared, in order
+    statistic: Statistic  # of the (prompts, methods) array of the compared values
+    direction: str  # the statistic should be "above" or "below" the bound, or "within" ± the bound
     bound: float
-    compare: Compare
-    differs: str = ""
+    compare: Compare  # from the recording's ``quantities`` to the values that are compared
+    differs: str = ""  # how the test differs from that of the row ``before``; "" if it does not
 
     @property
     def test(self) -> str:
-        """A hash of how the claim asks, in 16 hexadecimal digits.
+        """A hash of the claim's test, in 16 hexadecimal digits.
 
-        Of the recording's name, the methods, the statistic's name, the direction, the bound, and the function without
-        its name and docstring, with what it refers to in its module. How quantities and statistics are computed is not
-        in it, and sentences may change.
+        It is a hash of the recording's name, the methods, the statistic's name, the direction, the bound, and the body
+        of the function with everything in its module that the body refers to. It does not cover names and docstrings of
+        claims, nor how quantities and statistics are computed.
         """
         lines = [
             self.recording.name,
@@ -84,12 +74,12 @@ class Measured(Claim):
 
 @dataclass(frozen=True)
 class Checked(Claim):
-    """A claim that is judged exactly: by cases, all of which have to hold."""
+    """A claim that is checked exactly, case by case; all cases have to hold."""
 
-    cases: Cases
+    cases: Cases  # a function without arguments that returns a truth value per case
 
 
-CLAIMS: dict[str, dict[str, Claim]] = {}  # paper → name → claim, in the order in which they are written down
+CLAIMS: dict[str, dict[str, Claim]] = {}  # paper → name → claim, in the order of the modules
 
 
 def claim(
@@ -106,10 +96,11 @@ def claim(
     before: str = "",
     differs: str = "",
 ) -> Callable[[Function], Function]:
-    """Register a function from a recording's ``quantities`` to what is compared, a Series.
+    """Register a function from a recording's ``quantities`` to the values that are compared, a Series.
 
-    It names one bound: the statistic should lie above or below it, or within ± so much. For the others see Measured.
-    Raises ValueError on a claim that makes no sense.
+    above, below, within: exactly one of these is given: the bound. The statistic should be above it, below it, or
+    within ± the bound. For the other arguments see ``Claim`` and ``Measured``. Raises ValueError on a claim that makes
+    no sense.
     """
     every_bound = {"above": above, "below": below, "within": within}
     bounds = {direction: bound for direction, bound in every_bound.items() if bound is not None}
@@ -137,7 +128,7 @@ def claim(
 
 
 def checked(*, where: str, reason: str = "", before: str = "") -> Callable[[Function], Function]:
-    """Register a function that returns a truth value a case, True where it is as the paper says."""
+    """Register a function that returns a truth value per case, True if the case is as the paper says."""
 
     def register(cases: Function) -> Function:
         paper, name, says = told_by(cases)
@@ -148,7 +139,7 @@ def checked(*, where: str, reason: str = "", before: str = "") -> Callable[[Func
 
 
 def not_attempted(*, where: str, reason: str, before: str = "") -> Callable[[Function], Function]:
-    """Register a claim that is not judged, and why; its function has no body."""
+    """Register a claim that is not judged. reason: why. Its function has no body."""
 
     def register(empty: Function) -> Function:
         paper, name, says = told_by(empty)
@@ -161,7 +152,7 @@ def not_attempted(*, where: str, reason: str, before: str = "") -> Callable[[Fun
 
 
 def told_by(function: Callable) -> tuple[str, str, str]:
-    """Paper, name and words of a claim, from its function; ValueError if it says nothing."""
+    """A claim's paper, name and words, from its function. Raises ValueError if the docstring is empty."""
     _, _, paper = function.__module__.rpartition(".")
     docstring = inspect.cleandoc(function.__doc__ or "")
     first_paragraph, _, _ = docstring.partition("\n\n")
@@ -171,7 +162,7 @@ def told_by(function: Callable) -> tuple[str, str, str]:
 
 
 def add(new: Claim) -> None:
-    """Put a claim into CLAIMS; ValueError if its paper has one of that name."""
+    """Add a claim to CLAIMS. Raises ValueError if its paper has one of the same name."""
     of_paper = CLAIMS.setdefault(new.paper, {})
     if new.name in of_paper:
         raise ValueError(f"{new.paper} has two claims {new.name}")
@@ -179,9 +170,9 @@ def add(new: Claim) -> None:
 
 
 def spelt(function: FunctionType) -> list[str]:
-    """A function's body without its docstring, and the prices, numbers and functions of its module it refers to.
+    """The lines that are hashed for a function: its body, and the values and functions of its module that it uses.
 
-    Written as ``ast`` writes it, so that neither spaces nor comments matter, nor the version of Python.
+    The docstring is left out. ``ast`` writes the code, so that spaces and comments do not matter.
     """
     source = textwrap.dedent(inspect.getsource(function))
     (definition,) = ast.parse(source).body
@@ -206,8 +197,10 @@ def _names_in(body: list[ast.stmt]) -> list[str]:
 
 
 def plan_of(recording: str) -> str:
-    """The plan of a recording: hashes of all tests on it, sorted, with spaces between. Each block that is recorded
-    carries it, so that a test which was chosen after the data is told by its hash."""
+    """The plan of a recording: the hashes of all tests on it, sorted, with spaces between.
+
+    Each block records the plan. A test whose hash is not in the plan was chosen after the data.
+    """
     hashes = []
     for claims in CLAIMS.values():
         for one in claims.values():

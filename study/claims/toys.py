@@ -1,6 +1,7 @@
-"""Small worlds on which algorithms and theorems are checked, and what several papers' checks ask of them.
+"""Toy models on which algorithms and theorems are checked, and functions that several papers' checks use.
 
-Models are random ones of a few tokens, or laws written down; all numbers are float64, and laws are enumerated.
+A law is a probability distribution over the vocabulary. A toy model is a function from a text to a law, or a random
+transformer with three tokens. All numbers are float64, and probabilities of texts are found by enumeration.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from specnb.growth.textbook import Path
 from specnb.target import Target
 from specnb.tree import TokenTree
 
-CLOSE = 1e-9  # numbers of our own, in float64, that lie closer than this count as equal
+CLOSE = 1e-9  # our own float64 numbers count as equal if they differ by less than this
 
 
 def equal(ours: object, due: object) -> list[bool]:
@@ -32,7 +33,7 @@ def equal(ours: object, due: object) -> list[bool]:
 
 
 def fixed(*law: float, after: Mapping[Path, tuple[float, ...]] | None = None) -> exact.Model:
-    """A model with the same law after every text, but for those that have one of their own.
+    """A model with the same law after every text, except after the texts of ``after``, which have their own.
 
     >>> model = fixed(0.5, 0.5, after={(1,): (0.9, 0.1)})
     >>> model(()).tolist(), model((1,)).tolist()
@@ -47,7 +48,7 @@ def fixed(*law: float, after: Mapping[Path, tuple[float, ...]] | None = None) ->
 
 
 def behind(model: exact.Model, text: tuple[int, ...]) -> exact.Model:
-    """The model of what comes after a text."""
+    """The model whose texts follow a given text: its law after a path is the model's after text and path."""
     return lambda path: model((*text, *path))
 
 
@@ -85,7 +86,7 @@ def nodes(model: exact.Model, depth: int) -> exact.Law:
 
 
 def random_llama() -> LlamaForCausalLM:
-    """A random model of three tokens; weights ten times as large as usual, so that it matters what a node sees."""
+    """A random model of three tokens. Its weights are ten times as large as usual, so that attention matters."""
     config = LlamaConfig(vocab_size=3, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     config.initializer_range = 0.2
     with torch.random.fork_rng([]):
@@ -95,12 +96,12 @@ def random_llama() -> LlamaForCausalLM:
 
 @torch.no_grad()
 def logits_after(model: LlamaForCausalLM, tokens: tuple[int, ...]) -> Tensor:
-    """(V,) logits of a plain forward behind the last of these tokens."""
+    """(V,) logits of a plain forward after the last of these tokens."""
     return model(torch.tensor([tokens])).logits[0, -1]
 
 
 def as_alone(target: Target, text: tuple[int, ...], tree: TokenTree) -> list[bool]:
-    """For each node of a tree behind a text: one forward of all gives it the logits of a plain one over its path."""
+    """For each node of a tree after a text, whether a forward over the tree and a plain one over its path agree."""
     target.prefill(text[:-1])  # the last token is the tree's root
     alone = []
     for node in range(len(tree)):

@@ -1,9 +1,9 @@
 """The papers' tables and figures redrawn: their printed points beside ours with intervals, on the papers' axes.
 
-``paper_figure("dynatree", "Table 2")`` draws one, ``points`` gives its numbers as a table, ``listing`` says which there
-are. Each of the modules ``ptd``, ``traversal``, ``dynatree``, ``edd_pct`` and ``salf_talf`` has one function a table or
-figure. ``panels`` has the ``Panel`` that they fill and the decorator ``figure`` that puts them on the list; ``domains``
-says which of our prompts stand for a paper's; ``draw`` draws.
+``paper_figure("dynatree", "Table 2")`` draws one, ``points`` returns its numbers as a table, and ``listing`` lists all.
+The modules ``ptd``, ``traversal``, ``dynatree``, ``edd_pct`` and ``salf_talf`` have one function per table or figure.
+``panels`` has the class ``Panel`` that these functions fill and the decorator ``figure`` that registers them;
+``domains`` selects our prompts that stand for a paper's data set; ``draw`` draws.
 """
 
 import pandas as pd
@@ -14,24 +14,24 @@ from study.figures import draw
 from study.figures.panels import FIGURES, Panel, Redrawn, Runs, figure
 from study.quantities import HEADS, Heads, complete
 
-# Each of these puts its functions on the list: in the papers' order.
+# Imported because each of these registers its functions in FIGURES, in the order of the papers.
 from study.figures import ptd, traversal, dynatree, edd_pct, salf_talf  # noqa: F401  # isort: skip
 
 __all__ = ["FIGURES", "Panel", "figure", "listing", "panels_of", "paper_figure", "points"]
 
 
 def paper_figure(name: str, item: str) -> Figure:
-    """One of a paper's tables or figures ("Table 2", "Figure 5"), redrawn: ◇ is the paper's, ● ours with 95 %.
+    """Redraw one of a paper's tables or figures ("Table 2", "Figure 5").
 
-    The paper has a ◇ for every setting it prints, with its own error where it prints one; what is only drawn in the
-    paper has no ◇. A panel's title says what is not recorded yet, and what is drawn from a stale recording.
-    ValueError if there is no such item to redraw.
+    ◇ is a number that the paper prints, with the paper's error if it prints one. ● is ours with its 95 % interval.
+    A panel's title says if ours is not recorded yet or comes from a stale recording. Raises ValueError on an item
+    that is not redrawn.
     """
     return draw.drawn(panels_of(name, item))
 
 
 def points(name: str, item: str) -> pd.DataFrame:
-    """The numbers of a redrawn table or figure, one a row.
+    """The numbers of a redrawn table or figure, one per row.
 
     Columns: panel (counted from 0), line, tick, x, whose ("paper" or "ours"), value, low, high.
     """
@@ -44,12 +44,12 @@ def points(name: str, item: str) -> pd.DataFrame:
 
 
 def listing() -> pd.DataFrame:
-    """What can be redrawn: paper, item, and what stands on the axes of its panels. Reads no recording."""
+    """What can be redrawn: paper, item, and the labels of the panels' y axes. Reads no recording."""
     rows = []
     for (name, item), redrawn in FIGURES.items():
         no_runs = [None] * len(redrawn.recordings)
         ylabels = [panel.ylabel for panel in redrawn.build(*no_runs)]
-        different = dict.fromkeys(ylabels)  # a set in their order
+        different = dict.fromkeys(ylabels)  # without repetitions, in their order
         rows.append({"paper": name, "item": item, "axes": "; ".join(different)})
     return pd.DataFrame(rows)
 
@@ -62,17 +62,17 @@ def panels_of(name: str, item: str) -> list[Panel]:
 
 
 def _redrawn(name: str, item: str) -> Redrawn:
-    """What is on the list; ValueError naming what there is."""
+    """A registered item. Raises ValueError, with the paper's items or else all papers, on another."""
     if (name, item) in FIGURES:
         return FIGURES[name, item]
-    there = [known for paper, known in FIGURES if paper == name]
-    if not there:
-        there = dict.fromkeys(paper for paper, _ in FIGURES)  # the papers
-    raise ValueError(f"{name} has no {item!r} to redraw: there are {', '.join(there)}")
+    known = [known_item for paper, known_item in FIGURES if paper == name]
+    if not known:
+        known = dict.fromkeys(paper for paper, _ in FIGURES)  # the papers
+    raise ValueError(f"{name} has no {item!r} to redraw: there are {', '.join(known)}")
 
 
 def runs_of(recording: Experiment | Heads) -> Runs:
-    """A recording's quantities, with what is stale about them in its attrs; None until all of it is recorded."""
+    """A recording's quantities; attrs["stale"] says why they are stale. None until all of it is recorded."""
     runs = complete(recording)
     if runs is None or recording is not HEADS:
         return runs

@@ -1,4 +1,4 @@
-"""Which of our prompts stand for a paper's data set: functions that choose runs, or rows of heads."""
+"""Which of our prompts stand for a paper's data set: functions that select rows of runs, or of HEADS."""
 
 from collections.abc import Callable
 
@@ -8,33 +8,33 @@ PUBLIC = ("HumanEval", "GSM-100")  # prompt sets that others made
 
 
 def own(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs on our own prompts, in place of MT-Bench."""
+    """The runs on our own prompts, which stand for MT-Bench."""
     return runs[~runs["domain"].isin(PUBLIC)]
 
 
 def gsm(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs on GSM-100."""
+    """The runs on GSM-100."""
     return runs[runs["domain"] == "GSM-100"]
 
 
 def humaneval(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs on HumanEval."""
+    """The runs on HumanEval."""
     return runs[runs["domain"] == "HumanEval"]
 
 
 def domain(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """What chooses runs on one domain of our own prompts ("rag")."""
+    """A function that selects the runs on one domain of our own prompts, such as "rag"."""
 
-    def chosen(runs: pd.DataFrame) -> pd.DataFrame:
+    def select(runs: pd.DataFrame) -> pd.DataFrame:
         return runs[runs["domain"] == name]
 
-    return chosen
+    return select
 
 
 def prompt_set(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """What chooses rows of heads on one set of prompts: "own", "humaneval" or "gsm100"."""
+    """A function that selects the rows of HEADS on one set of prompts: "own", "humaneval" or "gsm100"."""
 
-    def chosen(heads: pd.DataFrame) -> pd.DataFrame:
+    def select(heads: pd.DataFrame) -> pd.DataFrame:
         return heads[heads["set"] == name]
 
-    return chosen
+    return select

@@ -1,4 +1,4 @@
-"""Panels drawn: ◇ is the paper's, ● ours with 95 % over prompts, one colour a line."""
+"""Draws panels: ◇ is the paper's, ● ours with its 95 % interval over prompts, one colour per line."""
 
 import math
 import textwrap
@@ -15,20 +15,20 @@ from study.figures.panels import Panel
 
 PAPERS = {"marker": "D", "mfc": "white", "alpha": 0.7, "lw": 1}
 OURS = {"marker": "o"}
-NOTE_LETTERS = 96  # of the panels' notes side by side
-GROUP = 0.8  # how wide the marks above one text on the axis below may stand, where texts are 1 apart
-PAIR = 0.3  # how far our mark stands right of the paper's, as a share of the way to the next line's marks
+NOTE_LETTERS = 96  # letters that fit beside each other across a figure, shared by the notes of its panels
+GROUP = 0.8  # width of all marks above one text tick; ticks are 1 apart
+PAIR = 0.3  # distance from the paper's mark to ours, as a share of the distance to the next line's marks
 
 
 def drawn(panels: Sequence[Panel]) -> Figure:
-    """All panels of a table or figure, in two rows if there are more than four, with what the marks mean below."""
+    """Draw all panels of a table or figure, in two rows if there are more than four, with one legend of the marks."""
     rows = 2 if len(panels) > 4 else 1
     columns = math.ceil(len(panels) / rows)
     same_y = len({panel.ylabel for panel in panels}) == 1
     figure, axes = plt.subplots(
         rows, columns, figsize=(13, 4.6 * rows), sharey=same_y, squeeze=False, layout="constrained"
     )
-    for unused in axes.flat[len(panels) :]:  # the last one of an odd number in two rows
+    for unused in axes.flat[len(panels) :]:  # an odd number of panels in two rows leaves one
         unused.remove()
 
     one_legend = _have_one_legend(panels)
@@ -53,7 +53,7 @@ def _have_one_legend(panels: Sequence[Panel]) -> bool:
 
 
 def _handles_of_marks(panels: Sequence[Panel]) -> list[Line2D]:
-    """What the legend says of marks: the paper's, if it prints any number, and ours."""
+    """The legend's entries for marks: the paper's, if it prints any number, and ours."""
     ours = Line2D([], [], color=INK, marker="o", lw=2, label="ours, 95 % interval over prompts")
     whose = pd.concat([panel.table()["whose"] for panel in panels])
     if "paper" not in set(whose):
@@ -63,9 +63,9 @@ def _handles_of_marks(panels: Sequence[Panel]) -> list[Line2D]:
 
 
 def draw_panel(panel: Panel, ax: Axes, letters: int) -> None:
-    """One panel: lines beside each other where ticks are texts, joined where they are numbers.
+    """Draw one panel. Above text ticks the lines' marks are side by side; at number ticks a line's marks are joined.
 
-    letters: how many fit in a line of the note above it.
+    letters: how many fit in a line of the note above the panel.
     """
     table = panel.table()
     beside = not panel.numeric and not panel.measured_x
@@ -92,10 +92,9 @@ def draw_panel(panel: Panel, ax: Axes, letters: int) -> None:
 
 
 def _draw_marks(ax: Axes, marks: pd.DataFrame, shift: float, colour: int, look: dict, join: bool) -> None:
-    """One line's marks of one side, with their intervals.
+    """Draw the marks of one line, either the paper's or ours, with their intervals.
 
-    shift: how far right of its place on the axis below each stands. join: whether a line joins them, if no two share
-    a place.
+    shift: added to the x coordinates. look: of the marks. join: whether a line joins them, unless two have the same x.
     """
     if marks.empty:
         return
@@ -115,7 +114,7 @@ def _draw_marks(ax: Axes, marks: pd.DataFrame, shift: float, colour: int, look: 
 
 
 def _set_ticks(panel: Panel, ax: Axes) -> None:
-    """Name the ticks; shares and thresholds, which lie close together, keep matplotlib's own."""
+    """Label the ticks. If they are floats, such as thresholds, they are close together: matplotlib chooses others."""
     if any(isinstance(tick, float) for tick in panel.ticks):
         return
     places = panel.ticks if panel.numeric else range(len(panel.ticks))

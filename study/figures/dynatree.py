@@ -1,4 +1,12 @@
-"""The tables and figures of DynaTree, redrawn."""
+"""The tables and figures of the DynaTree paper, redrawn: the printed numbers beside ours.
+
+Each panel compares lines (often one per head) at ticks (often one per method). ``panel.printed`` adds the paper's
+number, ``panel.ours`` our estimate. MEAN is the mean over prompts of one method's quantity. RATIO is the median over
+prompts of a first method's quantity divided by a second's, so with [method, "generate"] it is a speed-up over generate.
+
+Some speed-ups are "at the authors' prices" (``claims.dynatree.AUTHORS``): a replayed run has no seconds, only counts of
+nodes, and these prices, computed from the authors' own results, turn the counts into time.
+"""
 
 from specnb.growth import DynaTree, chain
 from study import experiments, paper
@@ -8,8 +16,8 @@ from study.quantities import replayed
 from study.stats import MEAN, RATIO
 
 SPEED = "speed-up over plain decoding"
-HERE = "500 tokens; here 96"  # the paper's texts and ours
-LENGTHS = [100, 200, 300, 500, 1000]
+LINE_NAME = "500 tokens; here 96"  # of the one line of a panel: new tokens in the paper's texts, and in ours
+LENGTHS = [100, 200, 300, 500, 1000]  # new tokens, in Table 3
 METHODS = (  # on the axis, the paper's row in Table 1, our method
     ("assisted", "HuggingFace assisted", "assistant"),
     ("chain of six", "Linear speculative (K=6)", "vdm-chain-6"),
@@ -19,43 +27,43 @@ METHODS = (  # on the axis, the paper's row in Table 1, our method
 
 
 def speed_ups(runs: Runs) -> Panel:
-    """Speed of Table 1's methods, which Figure 2 draws."""
-    panel = Panel(SPEED, [HERE], labels(METHODS), runs)
+    """The speed-ups of the methods of Table 1. Figure 2 draws the same numbers."""
+    panel = Panel(SPEED, [LINE_NAME], labels(METHODS), runs)
     for tick, row, method in METHODS:
         printed = paper.select("dynatree", "Table 1", row=row, column="Speedup")
         ours = panel.estimate(RATIO, "speed", [method, "generate"])
-        panel.printed(HERE, tick, printed)
-        panel.ours(HERE, tick, ours)
+        panel.printed(LINE_NAME, tick, printed)
+        panel.ours(LINE_NAME, tick, ours)
     return panel
 
 
 @figure("dynatree", "Table 1", experiments.DYNATREE)
 def table_1(runs: Runs) -> list[Panel]:
-    """Speed, and tokens a drafted node, of which the paper has none with a window."""
+    """Speed-ups, and tokens per drafted node. The paper prints no tokens per node for the method with a window."""
     drafted = (  # on the axis, the paper's row, our method
         ("chain of six", "Linear speculative (K=6)", "vdm-chain-6"),
         ("with a window", None, "vdm-chain-6, window 1024"),
         ("DynaTree", "DynaTree (ours)", "vdm-dynatree"),
     )
-    panel = Panel("tokens a drafted node", [HERE], labels(drafted), runs)
+    panel = Panel("tokens a drafted node", [LINE_NAME], labels(drafted), runs)
     for tick, row, method in drafted:
         if row is not None:
             printed = paper.select("dynatree", "Table 1", row=row, column="Acceptance rate")
-            panel.printed(HERE, tick, printed)
+            panel.printed(LINE_NAME, tick, printed)
         ours = panel.estimate(MEAN, "acceptance", [method])
-        panel.ours(HERE, tick, ours)
+        panel.ours(LINE_NAME, tick, ours)
     return [speed_ups(runs), panel]
 
 
 @figure("dynatree", "Figure 2", experiments.DYNATREE)
 def figure_2(runs: Runs) -> list[Panel]:
-    """Table 1's speed."""
+    """The speed-ups of Table 1."""
     return [speed_ups(runs)]
 
 
 @figure("dynatree", "Table 2", experiments.DYNATREE)
 def table_2(runs: Runs) -> list[Panel]:
-    """What each part of DynaTree adds to its speed."""
+    """The speed-ups of DynaTree without and with its parts."""
     parts = (  # on the axis, the paper's row, our method
         ("chain", "Linear speculative", "vdm-chain-6"),
         ("+ tree", "+ Tree structure", "vdm-dynatree, depth 4"),
@@ -72,11 +80,11 @@ def table_2(runs: Runs) -> list[Panel]:
 
 @figure("dynatree", "Table 3", experiments.DYNATREE_LENGTHS)
 def table_3(runs: Runs) -> list[Panel]:
-    """Speed and tokens a drafted node in longer and longer texts."""
+    """Speed-ups and tokens per drafted node by the length of the text."""
     rules = {"DynaTree": DynaTree(), "chain of six": chain(6)}
-    of_speed = "ours: D = 8, B = 3, θ = 0.03 at the authors' prices"
+    speed_title = "ours: D = 8, B = 3, θ = 0.03 at the authors' prices"
     measures = (  # on the axis, the title, the paper's column, and our quantity
-        ("speed-up", of_speed, "Speedup", AUTHORS.speed),
+        ("speed-up", speed_title, "Speedup", AUTHORS.speed),
         ("tokens a drafted node", "", "Acceptance rate", "acceptance"),
     )
     panels = []
@@ -87,7 +95,7 @@ def table_3(runs: Runs) -> list[Panel]:
                 if line == "DynaTree":  # the paper has no chain here
                     printed = paper.select("dynatree", "Table 3", row=f"Length {tokens}", column=column)
                     panel.printed(line, tokens, printed)
-                method = replayed("vdm", rule, tokens=tokens)
+                method = replayed("vdm", rule, tokens=tokens)  # its name in the table of replays
                 ours = panel.estimate(MEAN, quantity, [method])
                 panel.ours(line, tokens, ours)
         panels.append(panel)
@@ -95,25 +103,32 @@ def table_3(runs: Runs) -> list[Panel]:
 
 
 @figure("dynatree", "Figure 3", experiments.DYNATREE_RULES, experiments.DYNATREE_LENGTHS)
-def figure_3(rules: Runs, lengths: Runs) -> list[Panel]:
-    """DynaTree's settings one by one, which the paper only draws: with the race's draft, and with a better one."""
+def figure_3(rule_runs: Runs, length_runs: Runs) -> list[Panel]:
+    """DynaTree's settings varied one by one, with the draft of the race (vdm) and with a better one (hass).
+
+    The paper draws this figure and prints no numbers for it, so the panels have only ours.
+    """
+    thresholds = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
     by_depth = {depth: DynaTree(depth=depth) for depth in range(3, 9)}
     by_branches = {branch: DynaTree(branch=branch) for branch in range(1, 5)}
-    by_threshold = {least: DynaTree(threshold=least) for least in (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)}
+    by_threshold = {threshold: DynaTree(threshold=threshold) for threshold in thresholds}
     speed = "speed-up (ours: at the authors' prices)"
-    threshold = "threshold θ (D = 8, B = 3)"
+    threshold_axis = "threshold θ (D = 8, B = 3)"
     return [
-        settings(speed, "depth D (B = 3, θ = 0.03)", by_depth, AUTHORS.speed, rules),
-        settings(speed, "branches B (D = 8, θ = 0.03)", by_branches, AUTHORS.speed, rules),
-        settings(speed, threshold, by_threshold, AUTHORS.speed, rules),
-        speed_by_length(speed, lengths),
-        tokens_by_depth_and_branches(rules),
-        settings("tokens a drafted node", threshold, by_threshold, "acceptance", rules),
+        by_setting(speed, "depth D (B = 3, θ = 0.03)", by_depth, AUTHORS.speed, rule_runs),
+        by_setting(speed, "branches B (D = 8, θ = 0.03)", by_branches, AUTHORS.speed, rule_runs),
+        by_setting(speed, threshold_axis, by_threshold, AUTHORS.speed, rule_runs),
+        speed_by_length(speed, length_runs),
+        tokens_by_depth_and_branches(rule_runs),
+        by_setting("tokens a drafted node", threshold_axis, by_threshold, "acceptance", rule_runs),
     ]
 
 
-def settings(ylabel: str, xlabel: str, rules: dict[float, DynaTree], quantity: Quantity, runs: Runs) -> Panel:
-    """A quantity by one of DynaTree's settings, of two heads. rules: by the number that stands on the axis below."""
+def by_setting(ylabel: str, xlabel: str, rules: dict[float, DynaTree], quantity: Quantity, runs: Runs) -> Panel:
+    """A panel of a quantity by one of DynaTree's settings, with one line for each of two heads.
+
+    rules: by the value of the setting, which is the tick on the x axis.
+    """
     panel = Panel(ylabel, ["vdm", "hass"], list(rules), runs, xlabel=xlabel)
     for head in panel.lines:
         for tick, rule in rules.items():
@@ -123,7 +138,7 @@ def settings(ylabel: str, xlabel: str, rules: dict[float, DynaTree], quantity: Q
 
 
 def speed_by_length(ylabel: str, runs: Runs) -> Panel:
-    """Speed in longer and longer texts, of the race's draft."""
+    """A panel of the speed-up by the length of the text, with the draft of the race."""
     panel = Panel(ylabel, ["vdm"], LENGTHS, runs, xlabel="new tokens (D = 8, B = 3, θ = 0.03)")
     for tokens in LENGTHS:
         method = replayed("vdm", DynaTree(), tokens=tokens)
@@ -133,7 +148,7 @@ def speed_by_length(ylabel: str, runs: Runs) -> Panel:
 
 
 def tokens_by_depth_and_branches(runs: Runs) -> Panel:
-    """Tokens a step by depth, a line for each number of branches."""
+    """A panel of tokens per step by depth, with one line for each number of branches."""
     branches = {"B = 1": 1, "B = 2": 2, "B = 3": 3, "B = 4": 4}
     panel = Panel("tokens a step", list(branches), range(3, 9), runs, xlabel="depth D (θ = 0.03)")
     for line, branch in branches.items():

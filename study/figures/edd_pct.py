@@ -18,7 +18,7 @@ DRAFTS = (  # on the axis, the paper's row in Tables 1 and 4, our method
 
 @figure("edd_pct", "Table 1", experiments.EDD)
 def table_1(runs: Runs) -> list[Panel]:
-    """Drafts of chains, greedy: tokens a step and speed."""
+    """Draft models that draft chains, greedy: tokens per step and speed-up."""
     tokens = Panel("tokens a step", ["greedy"], labels(DRAFTS), runs)
     speed = Panel("speed-up over plain decoding", ["greedy"], labels(DRAFTS), runs)
     for tick, row, method in DRAFTS:
@@ -35,7 +35,7 @@ def table_1(runs: Runs) -> list[Panel]:
 
 @figure("edd_pct", "Table 2", experiments.EDD_RULES)
 def table_2(runs: Runs) -> list[Panel]:
-    """Trees of one draft, greedy: tokens a step, and speed at the paper's price."""
+    """Tree rules for one draft, greedy: tokens per step, and the speed-up at the paper's price."""
     rules = {  # by their names in the paper
         "VCT": kary(3, 5),
         "CAPE": Cape(),
@@ -60,7 +60,7 @@ def table_2(runs: Runs) -> list[Panel]:
 
 @figure("edd_pct", "Table 3", HEADS)
 def table_3(heads: Runs) -> list[Panel]:
-    """What each part of EDD and of its training adds."""
+    """EDD and its training without some of their parts."""
     trained = (  # on the axis, the paper's row, our head, which was trained with two seeds
         ("EDD", "EDD+PCT", "edd_small"),
         ("no encoding", "w/o encoding result", "edd_no_encoding"),
@@ -81,7 +81,7 @@ def table_3(heads: Runs) -> list[Panel]:
 
 @figure("edd_pct", "Table 4", experiments.EDD_SAMPLED)
 def table_4(runs: Runs) -> list[Panel]:
-    """Drafts of chains at temperature 1."""
+    """Draft models that draft chains, at temperature 1."""
     line = "temperature 1"
     panel = Panel("tokens a step", [line], labels(DRAFTS), runs)
     for tick, row, method in DRAFTS:
@@ -94,7 +94,7 @@ def table_4(runs: Runs) -> list[Panel]:
 
 @figure("edd_pct", "Table 5", experiments.EDD_SAMPLED)
 def table_5(runs: Runs) -> list[Panel]:
-    """Trees of one draft at temperature 1, two of which we have not raced."""
+    """Tree rules for one draft, at temperature 1. Two of them are not in our race."""
     methods = {"VCT": None, "CAPE": None, "EAGLE-2": "edd-eagle2-50", "PCT": "edd-pct at .0369"}
     line = "temperature 1"
     panel = Panel("tokens a step", [line], list(methods), runs)
@@ -109,7 +109,7 @@ def table_5(runs: Runs) -> list[Panel]:
 
 @figure("edd_pct", "Figure 3b", experiments.EDD_RULES)
 def figure_3b(runs: Runs) -> list[Panel]:
-    """How far EDD's word for a token, and for a path, can be taken."""
+    """Calibration: how often tokens are right by EDD's confidence in the token, and in the path."""
     errors = (  # on the axis, the paper's column, our quantity
         ("the draft's word for a token", "Expected Calibration Error", "ece"),
         ("for a path", None, "ece of paths"),
@@ -126,7 +126,7 @@ def figure_3b(runs: Runs) -> list[Panel]:
 
 @figure("edd_pct", "Figure 5", HEADS)
 def figure_5(heads: Runs) -> list[Panel]:
-    """From which of the target's layers EDD reads states, which the paper only draws."""
+    """The layer of the target whose states EDD reads. The paper draws this and prints no numbers."""
     by_layer = {0: "edd_layer1", 3: "edd_small", 7: "edd_layer8", 14: "edd_layer15", 21: "edd_layer22"}
     panel = Panel(
         "tokens a step",
@@ -145,7 +145,7 @@ def figure_5(heads: Runs) -> list[Panel]:
 
 @figure("edd_pct", "Figure 6", experiments.EDD_WIDTHS)
 def figure_6(runs: Runs) -> list[Panel]:
-    """How many children PCT asks of a node, which the paper only draws."""
+    """The number of children per node in PCT. The paper draws this and prints no numbers."""
     widths = [1, 2, 3, 4, 6, 8, 10]
     measures = (("tokens a step", "tau"), ("nodes a step", "drafted"))  # on the axis, our quantity
     panels = []
@@ -161,7 +161,7 @@ def figure_6(runs: Runs) -> list[Panel]:
 
 @figure("edd_pct", "Figure 7", experiments.EDD_RULES)
 def figure_7(runs: Runs) -> list[Panel]:
-    """PCT's trees domain by domain, which the paper only draws."""
+    """PCT's trees in each domain. The paper draws this and prints no numbers."""
     domains = {
         "chat": "conversation",
         "mathematics": "mathematics",

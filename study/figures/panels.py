@@ -1,7 +1,7 @@
-"""What a redrawn figure is made of, before anything is drawn: panels with the paper's points and ours.
+"""Panels: the content of a redrawn figure, with the paper's points and ours, before anything is drawn.
 
-A module a paper has one function for each of its tables and figures. ``figure`` puts it on the list, under the paper's
-name and the item's, together with the recordings that it compares:
+For each paper there is a module with one function for each of its tables and figures. The decorator ``figure``
+registers the function under the names of paper and item, together with the recordings that it compares:
 
     @figure("dynatree", "Figure 2", experiments.DYNATREE)
     def figure_2(runs):
@@ -10,7 +10,7 @@ name and the item's, together with the recordings that it compares:
         panel.ours("DynaTree", "here", panel.estimate(RATIO, "speed", ["vdm-dynatree", "generate"]))
         return [panel]
 
-The function is given the quantities of these recordings, in this order, each of them None until it is recorded.
+The function's arguments are the quantities of these recordings, in this order; one that is not recorded is None.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,15 +27,15 @@ Choice = Callable[[pd.DataFrame], pd.DataFrame]  # some rows of the runs
 
 @dataclass(frozen=True)
 class Point:
-    """One mark: of which line, at which tick, where on the axis below, whose, and how high, with its interval."""
+    """One mark of a panel."""
 
-    line: str
-    tick: str
-    x: float
+    line: str  # one of the panel's lines
+    tick: str  # one of the panel's ticks
+    x: float  # the coordinate on the x axis
     whose: str  # "paper" or "ours"
-    value: float
-    low: float
-    high: float
+    value: float  # the coordinate on the y axis
+    low: float  # the lower end of the interval
+    high: float  # the upper end
 
 
 COLUMNS = tuple(Point.__dataclass_fields__)
@@ -43,24 +43,17 @@ COLUMNS = tuple(Point.__dataclass_fields__)
 
 @dataclass
 class Panel:
-    """One pair of axes: what stands on them, and the points.
+    """One pair of axes with its points."""
 
-    ylabel, xlabel, title: texts around it. lines: what has a colour each. ticks: what stands on the axis below, texts
-    side by side or numbers at their own places. runs: what our points come from; the title says if they are stale.
-    colours: which of the style's each line has (0, 1, … if not given). measured_x: whether our own points say where
-    they stand on the axis below. own_legend: whether the lines are explained in this panel even if all panels of a
-    figure have the same.
-    """
-
-    ylabel: str
-    lines: Sequence[str]
-    ticks: Sequence[str | float]
-    runs: Runs
+    ylabel: str  # the label of the y axis
+    lines: Sequence[str]  # names of the lines; each has its own colour
+    ticks: Sequence[str | float]  # of the x axis: texts side by side, or numbers at their own coordinates
+    runs: Runs  # the quantities from which our points come; the title says if they are stale
     title: str = ""
-    xlabel: str = ""
-    colours: Sequence[int] | None = None
-    measured_x: bool = False
-    own_legend: bool = False
+    xlabel: str = ""  # the label of the x axis
+    colours: Sequence[int] | None = None  # of the lines: indices into the style's colours; 0, 1, … if None
+    measured_x: bool = False  # whether the x coordinates of our points are measured, too
+    own_legend: bool = False  # whether this panel has a legend even if all panels of the figure have the same lines
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self):
@@ -71,12 +64,12 @@ class Panel:
 
     @property
     def numeric(self) -> bool:
-        """Whether ticks are numbers, which stand at their own places."""
+        """Whether the ticks are numbers, which are their own x coordinates."""
         return all(isinstance(tick, int | float) for tick in self.ticks)
 
     @property
     def note(self) -> str:
-        """What a reader has to know about our points: that there are none, or that they are stale; "" if nothing."""
+        """A note that our points are missing or stale; "" if neither."""
         if self.runs is None or not any(point.whose == "ours" for point in self.points):
             return "(ours: not recorded yet)"
         why = self.runs.attrs.get("stale", "")
@@ -86,14 +79,14 @@ class Panel:
 
     def printed(self, line: str, tick: str | float, rows: pd.DataFrame) -> None:
         """Add the paper's numbers: rows of ``paper.select``, each with its own error if it has one."""
-        x = self._place(line, tick)
+        x = self._x_of(line, tick)
         rows = rows.dropna(subset="value")
         for value, error in zip(rows["value"], rows["error"].fillna(0), strict=True):
             self.points.append(Point(line, str(tick), x, "paper", value, value - error, value + error))
 
     def ours(self, line: str, tick: str | float, estimate: Estimate | None, at: Estimate | None = None) -> None:
-        """Add our number, if it is there. at: what says where it stands on the axis below, if the tick does not."""
-        x = self._place(line, tick)
+        """Add our number; nothing if it is None. at: its x coordinate, if that is measured, too."""
+        x = self._x_of(line, tick)
         if at is not None:
             x = at.value
         if estimate is None:
@@ -103,27 +96,29 @@ class Panel:
     def estimate(
         self, statistic: Statistic, quantity: Quantity, methods: Sequence[str], where: Choice | None = None
     ) -> Estimate | None:
-        """A statistic of our runs over prompts, with its interval; None if runs of one of the methods are not there.
+        """A statistic of our runs over prompts, with its interval; None if one of the methods has no runs.
 
-        quantity: a column of the runs or, for prices, a function that computes one from them (``Prices(…).speed``).
-        where: chooses some of the runs (``domains.gsm``).
+        statistic: MEAN, RATIO or another of ``stats``.
+        quantity:  a column of the runs or, for prices, a function that computes one from them (``Prices(…).speed``).
+        methods:   the methods that the statistic compares, in order.
+        where:     a function that selects some of the runs (``domains.gsm``).
         """
         if self.runs is None:
             return None
-        chosen = self.runs
+        runs = self.runs
         if where is not None:
-            chosen = where(chosen)
-        if not set(methods) <= set(chosen["method"]):
+            runs = where(runs)
+        if not set(methods) <= set(runs["method"]):
             return None
-        values = quantity(chosen) if callable(quantity) else chosen[quantity]
-        return statistic.estimate(paired(chosen, values, methods))
+        values = quantity(runs) if callable(quantity) else runs[quantity]
+        return statistic.estimate(paired(runs, values, methods))
 
     def table(self) -> pd.DataFrame:
-        """All points, one a row."""
+        """All points as a table, one row per point."""
         return pd.DataFrame([asdict(point) for point in self.points], columns=COLUMNS)
 
-    def _place(self, line: str, tick: str | float) -> float:
-        """Where a tick stands on the axis below; ValueError unless line and tick are this panel's."""
+    def _x_of(self, line: str, tick: str | float) -> float:
+        """The x coordinate of a tick. Raises ValueError unless line and tick are this panel's."""
         if line not in self.lines:
             raise ValueError(f"the panel has no line {line!r}, only {', '.join(map(repr, self.lines))}")
         if tick not in self.ticks:
@@ -135,27 +130,31 @@ class Panel:
 
 @dataclass(frozen=True)
 class Redrawn:
-    """One table or figure of a paper: the recordings whose quantities the function ``build`` makes panels of."""
+    """One redrawn table or figure of a paper."""
 
-    recordings: tuple[object, ...]
-    build: Callable[..., list[Panel]]
+    recordings: tuple[object, ...]  # their quantities are the arguments of build
+    build: Callable[..., list[Panel]]  # makes the panels
 
 
 FIGURES: dict[tuple[str, str], Redrawn] = {}  # by paper and item, in the order in which they are defined
 
 
 def figure(paper: str, item: str, *recordings: object) -> Callable[[Callable], Callable]:
-    """Put a function that makes an item's panels on the list. recordings: experiments, in its parameters' order."""
+    """Register a function that makes the panels of a paper's table or figure in FIGURES.
 
-    def listed(build: Callable[..., list[Panel]]) -> Callable[..., list[Panel]]:
+    recordings: experiments, or HEADS, in the order of the function's parameters.
+    Raises ValueError if the item is registered already.
+    """
+
+    def register(build: Callable[..., list[Panel]]) -> Callable[..., list[Panel]]:
         if (paper, item) in FIGURES:
             raise ValueError(f"{item} of {paper} is redrawn twice, by {FIGURES[paper, item].build} and {build}")
         FIGURES[paper, item] = Redrawn(recordings, build)
         return build
 
-    return listed
+    return register
 
 
 def labels(rows: Sequence[tuple]) -> list:
-    """What stands first in each row of a small table: the label that is drawn."""
+    """The labels of a small table: the first item of each row."""
     return [row[0] for row in rows]

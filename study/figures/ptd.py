@@ -34,7 +34,7 @@ BY_DEPTH = {3: "ptd, depth 3", 4: "ptd, depth 4", 5: "ptd, depth 5", 6: "ptd", 8
 
 
 def gains(item: str, runs: Runs, speculative: str, title: str) -> Panel:
-    """What each method gains in tokens a second, as Tables 1 and 3 have it. speculative: our speculative decoding."""
+    """Speed-ups in tokens per second, for Tables 1 and 3. speculative: our method for speculative decoding."""
     lines = (  # the label, the paper's row, our method
         ("speculative decoding", "SpeDe", speculative),
         ("lookahead", "LADE", "lookahead"),
@@ -54,13 +54,13 @@ def gains(item: str, runs: Runs, speculative: str, title: str) -> Panel:
 
 @figure("ptd", "Table 1", experiments.PTD_SAMPLED)
 def table_1(runs: Runs) -> list[Panel]:
-    """Speed at temperature 0.5."""
+    """Speed-ups at temperature 0.5."""
     return [gains("Table 1", runs, speculative="vdm-chain-5 iid", title="temperature 0.5")]
 
 
 @figure("ptd", "Table 2", experiments.PTD_SAMPLED)
 def table_2(runs: Runs) -> list[Panel]:
-    """How like plain decoding's texts are, beside two verifiers that are broken."""
+    """ROUGE of the texts against plain decoding's, also for two broken verifiers."""
     lines = (  # the label, the paper's column, our method
         ("PTD", "Rouge-1", "ptd"),
         ("plain decoding, another seed", None, "generate"),
@@ -80,13 +80,13 @@ def table_2(runs: Runs) -> list[Panel]:
 
 @figure("ptd", "Table 3", experiments.PTD_SPEED)
 def table_3(runs: Runs) -> list[Panel]:
-    """Speed of greedy decoding."""
+    """Speed-ups of greedy decoding."""
     return [gains("Table 3", runs, speculative="vdm-chain-5", title="greedy")]
 
 
 @figure("ptd", "Table 4", experiments.PTD)
 def table_4(runs: Runs) -> list[Panel]:
-    """Tokens a forward, domain by domain."""
+    """Tokens per target forward in each domain."""
     colours = [LOOKAHEAD, SELF_DRAFT, PTD]
     panel = Panel("tokens a forward (DE)", labels(WITHOUT_BONUS), labels(DOMAINS), runs, colours=colours)
     for line, row, method in WITHOUT_BONUS:
@@ -100,7 +100,7 @@ def table_4(runs: Runs) -> list[Panel]:
 
 @figure("ptd", "Figure 1b", experiments.PTD_ALIKE)
 def figure_1b(runs: Runs) -> list[Panel]:
-    """How alike branches are, which the paper only draws."""
+    """How alike branches are. The paper draws this and prints no numbers."""
     methods = {"Self-Draft": "self-draft", "PTD": "ptd", "PTD, chained mask": "ptd, chained"}
     thresholds = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
     measures = (  # on the axis, the beginning of our quantities' names
@@ -121,7 +121,7 @@ def figure_1b(runs: Runs) -> list[Panel]:
 
 @figure("ptd", "Figure 4", experiments.PTD)
 def figure_4(runs: Runs) -> list[Panel]:
-    """Table 4's measures over all prompts."""
+    """The measures of Table 4 over all prompts."""
     measures = (  # on the axis, the paper's column in Table 4, our quantity
         ("tokens a forward (DE)", "DE", "tau"),
         ("steps with a candidate (HR)", "HR", "hits"),
@@ -143,7 +143,7 @@ def figure_4(runs: Runs) -> list[Panel]:
 
 
 def add_measure(panel: Panel, line: str, column: str, quantity: str) -> None:
-    """One column of Table 4 beside our quantity, method by method, as one line of a panel."""
+    """Add a column of Table 4 and our quantity to one line of a panel, for each method."""
     for tick, row, method in WITHOUT_BONUS:
         printed = paper.select("ptd", "Table 4", column=column, row=row)
         ours = panel.estimate(MEAN, quantity, [method])
@@ -153,7 +153,7 @@ def add_measure(panel: Panel, line: str, column: str, quantity: str) -> None:
 
 @figure("ptd", "Figure 5", experiments.PTD_SIZES)
 def figure_5(runs: Runs) -> list[Panel]:
-    """How many children and how deep: speed at two prices, and what it is made of."""
+    """The number of children and the depth: speed-ups at two prices, and the measures that decide them."""
     families = (  # on the axis below, our methods
         ("children (depth 6)", BY_CHILDREN),
         ("depth (four children)", BY_DEPTH),
@@ -175,7 +175,7 @@ def figure_5(runs: Runs) -> list[Panel]:
 
 
 def speed_at_two_prices(xlabel: str, methods: dict[int, str], runs: Runs) -> Panel:
-    """Speed by a size of the tree, where a node costs as much as nodes do on average, and as one node more does."""
+    """A panel of speed by a size of the tree, at two prices per node: the average one, and that of one node more."""
     prices = {".0057": NODE_ON_AVERAGE, ".0011": NODE_BETWEEN_METHODS}  # of a node, in target calls
     ylabel = "speed-up, at two prices of a node"
     panel = Panel(ylabel, list(prices), list(methods), runs, xlabel=xlabel, colours=[PTD, 1])
@@ -188,7 +188,7 @@ def speed_at_two_prices(xlabel: str, methods: dict[int, str], runs: Runs) -> Pan
 
 @figure("ptd", "Figure 6", experiments.PTD_SIZES)
 def figure_6(runs: Runs) -> list[Panel]:
-    """Tokens a forward over the nodes that drafting takes."""
+    """Tokens per target forward by the nodes that drafting takes."""
     by_window = {3: "lookahead, window 3", 7: "lookahead, window 7", 15: "lookahead"}
     families = (  # the title, the label, its colour, our methods
         ("PTD, by children", "PTD", PTD, BY_CHILDREN),
@@ -208,7 +208,7 @@ def figure_6(runs: Runs) -> list[Panel]:
 
 @figure("ptd", "Figure 7", experiments.PTD_SIZES)
 def figure_7(runs: Runs) -> list[Panel]:
-    """How a tree's nodes choose their children."""
+    """Rules by which a tree's nodes get their children."""
     methods = {"greedy": "ptd", "top-k": "ptd, top-k", "top-p": "ptd, top-p"}
     measures = (("tokens a forward", "tau"), ("auxiliary nodes a step", "auxiliary"))  # on the axis, our quantity
     panels = []
@@ -223,7 +223,7 @@ def figure_7(runs: Runs) -> list[Panel]:
 
 @figure("ptd", "Figure 8", experiments.PTD_SPEED)
 def figure_8(runs: Runs) -> list[Panel]:
-    """Where the time of a step goes, which the paper only draws."""
+    """The parts of a step's time. The paper draws this and prints no numbers."""
     methods = {"plain decoding": "generate", "PTD": "ptd"}
     phases = ["draft", "target", "verify", "commit"]
     panel = Panel("ms a step", list(methods), phases, runs, colours=[5, PTD])

@@ -13,7 +13,7 @@ SPEED = "speed-up over plain decoding"
 
 @figure("salf_talf", "Table 1", experiments.SALF, experiments.SALF_SAMPLED)
 def table_1(greedy: Runs, sampled: Runs) -> list[Panel]:
-    """Speed at both temperatures."""
+    """Speed-ups at both temperatures."""
     domains = (  # on the axis, the paper's column, our prompts
         ("MT-Bench / own", "MT-bench", own),
         ("HumanEval", "HumanEval", humaneval),
@@ -36,7 +36,7 @@ def table_1(greedy: Runs, sampled: Runs) -> list[Panel]:
 
 @figure("salf_talf", "Table 2", experiments.SALF)
 def table_2(runs: Runs) -> list[Panel]:
-    """Three rules on the trees of three heads: tokens a step and speed."""
+    """Three growth rules with three heads: tokens per step and speed-up."""
     heads = (  # the label, the paper's name, ours
         ("EAGLE", "EAGLE-2", "eagle"),
         ("HASS", "HASS", "hass"),
@@ -66,7 +66,7 @@ def table_2(runs: Runs) -> list[Panel]:
 
 @figure("salf_talf", "Table 3", HEADS)
 def table_3(heads: Runs) -> list[Panel]:
-    """How many tokens a step heads gain by training on more than the likeliest token."""
+    """Tokens per step of heads by the number of likely tokens on which they were trained."""
     sets = (  # the label, the paper's column, our set of prompts
         ("MT-Bench / own", "MT-bench", "own"),
         ("HumanEval", "HumanEval", "humaneval"),
@@ -91,7 +91,7 @@ def table_3(heads: Runs) -> list[Panel]:
 
 @figure("salf_talf", "Table 4", experiments.SALF_RULES)
 def table_4(runs: Runs) -> list[Panel]:
-    """SALF's threshold: tokens a step, and speed at a price of draft calls."""
+    """SALF's threshold: tokens per step, and the speed-up at a price per draft call."""
     thresholds = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
     measures = (  # on the axis, the title, the paper's column, our quantity
         ("tokens a step", "", "Mean tau", "tau"),
@@ -112,7 +112,7 @@ def table_4(runs: Runs) -> list[Panel]:
 
 @figure("salf_talf", "Figure 2a", experiments.SALF_RULES)
 def figure_2a(runs: Runs) -> list[Panel]:
-    """Which ranks among their siblings a tree's nodes have; of the paper's two numbers no rule is named."""
+    """The ranks of a tree's nodes among their siblings. The paper prints two numbers and names no rule."""
     rules = {
         "beam": Eagle2(59, depth=8, k=10),
         "optimal tree": Salf(60, 10, 0.0, width=10),
@@ -140,7 +140,7 @@ def figure_2a(runs: Runs) -> list[Panel]:
 
 @figure("salf_talf", "Figure 2b", HEADS)
 def figure_2b(heads: Runs) -> list[Panel]:
-    """How right heads are behind children of lower ranks, and how much surer than right; the paper only draws it."""
+    """Accuracy of heads after children of each rank, and their overconfidence. The paper prints no numbers."""
     trained = {"EAGLE": "eagle_roots", "HASS": "hass_roots", "TALF": "talf"}  # with two seeds each
     measures = (  # on the axis, the title, the beginning of our quantities' names
         ("accuracy behind a child of this rank", "", "rank"),

@@ -18,7 +18,7 @@ VERIFIERS = (  # the label, which is our verifier, and the paper's column
 
 
 def tokens_a_step(item: str, head: str, title: str, runs: Runs) -> Panel:
-    """Tokens a step by both verifiers, at temperature 1."""
+    """Tokens per step of both verifiers, at temperature 1."""
     panel = Panel("tokens a step", labels(VERIFIERS), labels(SHAPES), runs, title=title)
     for verifier, column in VERIFIERS:
         for tick, tree, shape in SHAPES:
@@ -30,7 +30,7 @@ def tokens_a_step(item: str, head: str, title: str, runs: Runs) -> Panel:
 
 
 def gain_in_tokens(item: str, head: str, line: str, runs: Runs) -> Panel:
-    """How many tokens a step traversal adds to what token-level has, at temperature 1."""
+    """The gain of traversal over token-level in tokens per step, at temperature 1."""
     panel = Panel("gain in tokens a step, %", [line], labels(SHAPES), runs)
     for tick, tree, shape in SHAPES:
         printed = paper.select("traversal", item, row="Avg. Accept.", tree=tree, column="Improvement")
@@ -42,7 +42,7 @@ def gain_in_tokens(item: str, head: str, line: str, runs: Runs) -> Panel:
 
 @figure("traversal", "Table 2", experiments.TRAVERSAL, experiments.TRAVERSAL_RACE)
 def table_2(runs: Runs, race: Runs) -> list[Panel]:
-    """The stronger draft: tokens a step, and what traversal adds to them and to tokens a second."""
+    """The stronger draft: tokens per step, and traversal's gain in tokens per step and per second."""
     return [
         tokens_a_step("Table 2", "hass", "the stronger draft; ours: the head hass", runs),
         gain_in_tokens("Table 2", "hass", "tokens a step", runs),
@@ -51,7 +51,7 @@ def table_2(runs: Runs, race: Runs) -> list[Panel]:
 
 
 def gain_in_speed(race: Runs) -> Panel:
-    """What traversal adds to token-level's tokens a second, with real coins."""
+    """The gain of traversal over token-level in tokens per second, in real sampling."""
     raced = (  # on the axis, the paper's tree, our methods
         ("chain", "Chain", "hass-chain-5 iid, traversal", "hass-chain-5 iid, token-level"),
         ("binary tree", "Binary Tree", "hass-binary-5 swor, traversal", "hass-binary-5 swor, rrsw"),
@@ -69,7 +69,7 @@ def gain_in_speed(race: Runs) -> Panel:
 
 @figure("traversal", "Table 3", experiments.TRAVERSAL)
 def table_3(runs: Runs) -> list[Panel]:
-    """The weaker draft: tokens a step, and what traversal adds to them."""
+    """The weaker draft: tokens per step, and traversal's gain."""
     return [
         tokens_a_step("Table 3", "vdm", "the weaker draft; ours: the head vdm", runs),
         gain_in_tokens("Table 3", "vdm", "traversal over token-level", runs),
@@ -78,7 +78,7 @@ def table_3(runs: Runs) -> list[Panel]:
 
 @figure("traversal", "Figure 3", experiments.TRAVERSAL_DEPTHS)
 def figure_3(runs: Runs) -> list[Panel]:
-    """Tokens a step of deeper and deeper trees, which the paper only draws."""
+    """Tokens per step by the depth of the tree. The paper draws this and prints no numbers."""
     families = (  # the title, our shapes by depth
         ("chains", {depth: chain(depth) for depth in (2, 4, 6, 8)}),
         ("binary trees", {depth: kary(2, depth) for depth in (2, 3, 4, 5)}),
@@ -96,7 +96,7 @@ def figure_3(runs: Runs) -> list[Panel]:
 
 @figure("traversal", "Table 4", experiments.TRAVERSAL_HEAT)
 def table_4(runs: Runs) -> list[Panel]:
-    """What traversal adds at which temperature; we have no binary trees here."""
+    """Traversal's gain by temperature. Ours has no binary trees here."""
     temperatures = [0.2, 0.4, 0.6, 0.8, 1.0]
     panel = Panel("gain in tokens a step, %", labels(SHAPES), temperatures, runs, xlabel="temperature")
     for line, tree, shape in SHAPES:

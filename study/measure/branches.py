@@ -1,4 +1,7 @@
-"""How alike the branches of greedy self-drafters are (PTD's Figure 1b)."""
+"""How alike the branches of greedy self-drafters are (PTD's Figure 1b).
+
+A self-drafter has no draft model: the target itself works on several candidate texts, the branches, in each forward.
+"""
 
 from collections.abc import Sequence
 
@@ -15,10 +18,10 @@ COLUMNS = ("method", "branches", "repeated", *metrics.ALIKE)
 
 
 def alike_block(prompt: str, methods: Sequence[str], length: int) -> list[dict[str, object]]:
-    """How alike the branches of greedy self-drafters are (``metrics.alike``); one row a method.
+    """Measure how alike branches are (``metrics.alike``), on one prompt; one row per method.
 
-    Self-Draft's branches are taken without their prefixes. Steps in which the window or tree may still fill are left
-    out.
+    Self-Draft's branches are taken without their random prefixes. The first steps, in which the drafter's window or
+    tree may not be full yet, are left out.
     """
     pair = loaded()
     ids = pair.encode(prompts.text(prompt))
@@ -27,6 +30,6 @@ def alike_block(prompt: str, methods: Sequence[str], length: int) -> list[dict[s
         drafter = method_named(name).drafter(pair)
         text = decode(Target(pair.target), drafter, verifiers.greedy, ids, max_new_tokens=length, eos=())
         tail = drafter.levels if isinstance(drafter, SelfDrafter) else None
-        filled = text.steps[drafter.reach :]
-        rows.append({"method": name, **metrics.alike(filled, tail)})
+        full_steps = text.steps[drafter.reach :]
+        rows.append({"method": name, **metrics.alike(full_steps, tail)})
     return rows

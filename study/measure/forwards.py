@@ -1,4 +1,4 @@
-"""What forwards cost by their size: of a pair's target and of heads, and of models at the papers' scale."""
+"""Seconds of forwards by their number of nodes, for a pair's target and heads, and for models of the papers' size."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +11,8 @@ from specnb.models import Graphs
 from study.measure import loading
 from study.measure.clock import curves
 
-NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes at which curves are measured
-ROWS = 8192  # of a head's output matrix, as many as the trained heads have
+NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # the sizes that are timed
+ROWS = 8192  # tokens that a head can draft, one per row of its output matrix; the trained heads have the same number
 
 
 def curves_block(
@@ -25,7 +25,10 @@ def curves_block(
     sizes: Sequence[int] = NODES,
     graphs: bool = False,
 ) -> list[dict[str, object]]:
-    """``curves`` of a pair's target and of heads by name. graphs: whether forwards are recorded, those of heads too."""
+    """The rows of ``clock.curves`` for a pair's target and for heads, given by name.
+
+    graphs: whether forwards are captured and replayed, those of the heads, too.
+    """
     used = loading.loaded(pair, dtype, packed)
     capacity = prefix + 2 * max(sizes) if graphs else 0
     drafts = {name: loading.draft_model(name, used, capacity) for name in heads}
@@ -35,11 +38,12 @@ def curves_block(
 def shapes_block(
     target: Mapping[str, object], draft: Mapping[str, object], repetitions: int, sizes: Sequence[int], graphs: bool
 ) -> list[dict[str, object]]:
-    """``curves`` of models that are not trained: a target and a draft of given configurations, and an EAGLE-type head.
+    """The rows of ``clock.curves`` for models with random weights, whose forwards take as long as with trained ones.
 
-    In bfloat16, behind PREFIX tokens; forwards cost what they cost whatever the weights are. target, draft: settings of
-    transformers' configurations, with model_type. Rows as of ``curves``; the draft model is called "pair", the head
-    "eagle".
+    The models are a target, a draft model (called "pair" in the rows) and an EAGLE head (called "eagle"), in bfloat16,
+    after PREFIX tokens of text.
+
+    target, draft: settings of transformers' configurations, with model_type.
     """
     large = _untrained(target)
     small = _untrained(draft)
@@ -47,13 +51,14 @@ def shapes_block(
     spec = heads.Spec.like(large, "eagle", hidden_layer=-1)
     head = heads.MODULES["eagle"](spec).to(large.device, large.dtype)
     frozen = heads.Frozen.of(large, torch.arange(min(ROWS, large.config.vocab_size)))
-    recorded = Graphs(small, capacity=capacity) if graphs else None
-    pair = CausalLMDraft(small, vocabulary=large.config.vocab_size, graphs=recorded)
+    small_graphs = Graphs(small, capacity=capacity) if graphs else None
+    pair = CausalLMDraft(small, vocabulary=large.config.vocab_size, graphs=small_graphs)
     eagle = heads.draft_model(head, spec, frozen, capacity=capacity)
     return curves(large, {"pair": pair, "eagle": eagle}, loading.PREFIX, repetitions, sizes, graphs)
 
 
 def _untrained(settings: Mapping[str, object]) -> PreTrainedModel:
+    """A bfloat16 model of transformers with random weights. settings: of its configuration."""
     config = AutoConfig.for_model(**settings)
     with torch.device(models.best_device()):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()

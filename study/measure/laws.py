@@ -1,4 +1,7 @@
-"""Whether methods sample the target's own law, on a machine whose forwards no proof covers: a GPU."""
+"""Whether methods sample from the target's own law, the probability distribution of its texts, tested by sampling.
+
+It is meant for GPUs. Proofs and exact tests cover the algorithms, but not the kernels that run there.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +19,8 @@ from study.measure.clock import ALONE, recorded_as_asked
 from study.measure.loading import built, loaded
 from study.methods import method as method_named
 
-COOLER = 0.7  # by this the control's temperature is too low
-LIKELIEST = 16  # tokens at each of the two places that are looked at
+COOLER = 0.7  # the control's temperature is this share of the right one
+LIKELIEST = 16  # tokens that are looked at in each of the two positions
 Tokens = tuple[int, ...]
 
 
@@ -29,11 +32,19 @@ def law_block(
     pair: str = models.EMBEDDED,
     dtype: str = "float32",
 ) -> list[dict[str, object]]:
-    """Whether methods sample the target's own law: chi-square of a text's first two tokens, one row a method.
+    """Test with chi-square whether the first two tokens of sampled texts follow the law of plain forwards.
 
-    The law of two tokens comes from plain forwards. Outcomes that are expected five times or more are counted (at least
-    the three commonest), the others together. The last row is a control that should fail: the first method at a lower
-    temperature.
+    Outcomes are pairs of tokens. Those that are expected five times or more (at least the three commonest) are counted
+    one by one, all others together.
+
+    prompt:      the id of a prompt.
+    methods:     names of methods.
+    draws:       how many texts each method samples.
+    temperature: at which they are sampled.
+    pair, dtype: which models are loaded, and how.
+
+    Returns one row per method: method, heat (the temperature), outcomes (how many were told apart) and "p value". The
+    last row is a control that should fail: the first method, sampled at a lower temperature.
     """
     ready = loaded(pair, dtype)
     ids = ready.encode(prompts.text(prompt))
@@ -50,7 +61,7 @@ def law_block(
 
 
 def common_outcomes(law: Mapping[Tokens, float], draws: int) -> list[Tokens]:
-    """The outcomes that are expected five times or more in so many draws, at least three, the likeliest first.
+    """The outcomes that are expected five times or more in this number of draws, at least three, the likeliest first.
 
     >>> common_outcomes({(1, 2): 0.1, (1, 3): 0.5, (4, 2): 0.3, (4, 5): 0.02}, 50)  # 5, 25, 15 and 1 times
     [(1, 3), (4, 2), (1, 2)]
@@ -61,7 +72,7 @@ def common_outcomes(law: Mapping[Tokens, float], draws: int) -> list[Tokens]:
 
 
 def p_value(seen: Counter, law: Mapping[Tokens, float], common: Sequence[Tokens]) -> float:
-    """The chi-square test's p value of what was seen, all but the common outcomes taken together.
+    """The chi-square test's p value of the outcomes that were seen. All uncommon outcomes are counted together.
 
     Example: of 100 draws, two common outcomes were seen 60 and 30 times, others 10 times. By a law of .5 and .4 these
     counts would be 50, 40 and 10, so chi-square is 100 / 50 + 100 / 40 + 0 = 4.5 with two degrees of freedom: p = .105.
@@ -77,7 +88,7 @@ def p_value(seen: Counter, law: Mapping[Tokens, float], common: Sequence[Tokens]
 
 @torch.no_grad()
 def two_tokens(model: PreTrainedModel, ids: Sequence[int], temperature: float) -> dict[Tokens, float]:
-    """Probabilities of the 16 likeliest tokens behind a text with each of the 16 likeliest behind them."""
+    """Probabilities of pairs: the 16 likeliest tokens after a text, each with the 16 likeliest tokens after it."""
     warp = Warp(temperature)
     text = torch.tensor([list(ids)], device=model.device)  # (1, T)
     first_law = warp(model(text).logits[0, -1])  # (V,)
@@ -85,7 +96,7 @@ def two_tokens(model: PreTrainedModel, ids: Sequence[int], temperature: float) -
 
     texts = torch.tensor([[*ids, token] for token in first_tokens], device=model.device)  # (16, T + 1)
     second_laws = warp(model(texts).logits[:, -1])  # (16, V)
-    second_tokens = second_laws.topk(LIKELIEST).indices.tolist()  # 16 behind each of the first
+    second_tokens = second_laws.topk(LIKELIEST).indices.tolist()  # 16 after each first token
 
     law = {}
     for row, first in enumerate(first_tokens):
@@ -96,11 +107,11 @@ def two_tokens(model: PreTrainedModel, ids: Sequence[int], temperature: float) -
 
 @recorded_as_asked()
 def _sampled(name: str, pair: models.Pair, ids: Sequence[int], heat: float, seed: int) -> Tokens:
-    """The first two tokens of a method's sampled text of three: its first draft may be two levels deep."""
+    """The first two tokens of a sampled text. The text has three, so that its first draft may have two levels."""
     method = method_named(name)
     options = {"max_new_tokens": 3, "temperature": heat, "seed": seed, "eos": (), "trace": "none"}
     with ALONE:
-        drafter, _, recorded = built(method, pair, len(ids) + 3)
-        target = Target(pair.target, window=method.window, forwards=recorded)
+        drafter, _, forwards = built(method, pair, len(ids) + 3)
+        target = Target(pair.target, window=method.window, forwards=forwards)
         text = decode(target, drafter, method.verifier, ids, **options)
     return text.tokens[:2]

@@ -1,4 +1,4 @@
-"""Here and now: a cell on several prompts, shown as a table and not recorded."""
+"""Live measurements: a cell is run on several prompts, and its rows are returned as a table and not recorded."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,9 +11,11 @@ Rows = list[dict[str, object]]
 
 
 def on_prompts(cell: Callable[..., Rows], prompts: Sequence[str], **settings: object) -> pd.DataFrame:
-    """The rows of a cell on prompts by their ids, one prompt after the other, with the prompt as the first column.
+    """The rows of a cell on several prompts, with the prompt's id as the first column.
 
-    settings: of the cell, the same for all prompts.
+    cell:     the function that measures one prompt.
+    prompts:  ids of prompts.
+    settings: further arguments of the cell, the same for all prompts.
     """
     rows = []
     for prompt in tqdm(prompts, unit="prompt", disable=files.QUIET):

@@ -1,4 +1,7 @@
-"""What is loaded or measured once a process: pairs, draft models, drafters of methods, this machine's prices."""
+"""Loading, once per process: pairs, draft models, drafters of methods, and this machine's prices.
+
+A pair is a target model with, for some targets, a draft model. A head is a trained draft head for the target.
+"""
 
 import shlex
 from copy import copy, deepcopy
@@ -19,8 +22,8 @@ from study.methods import IN_GRAPHS, INVARIANT, Auto, Method
 
 
 def loaded(pair: str = models.EMBEDDED, dtype: str = "float32", packed: bool = False) -> models.Pair:
-    """A pair, once per process, and warm: its first forwards are slow."""
-    return _loaded(pair, dtype, packed)  # one spelling: a cache tells keywords from positions
+    """Load a pair, once per process, and run a few forwards, because the first ones are slow."""
+    return _loaded(pair, dtype, packed)  # always by position: the cache takes f(x) and f(pair=x) for two calls
 
 
 @cache
@@ -32,9 +35,10 @@ def _loaded(name: str, dtype: str, packed: bool) -> models.Pair:
 
 @cache
 def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
-    """What transformers' assisted generation drafts with: the pair's draft model or, without one, the trained vdm.
+    """The model with which transformers' assisted generation drafts.
 
-    In a copy with as many rows as the target's vocabulary if it has others (Qwen2.5's): transformers asks for that.
+    It is the pair's draft model or, without one, the trained vdm. transformers requires that both models have the same
+    vocabulary size. If they do not (Qwen2.5's are padded differently), a copy with a resized output matrix is returned.
     """
     model = pair.draft
     if model is None:
@@ -49,20 +53,20 @@ def assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
 
 
 def lent_assistant(pair: models.Pair, packed: bool) -> PreTrainedModel:
-    """The assistant's weights in an object of its own: generate may keep in it what it learnt from a text."""
+    """A new object around the assistant's weights: generate adapts its settings to a text, and would keep them."""
     lent = copy(assistant(pair, packed))
     lent.generation_config = deepcopy(lent.generation_config)
     return lent
 
 
-def draft_model(head: str, pair: models.Pair, capacity: int, temperature: float = 1.0) -> DraftModel:
+def draft_model(head: str, pair: models.Pair, capacity: int, head_temperature: float = 1.0) -> DraftModel:
     """``methods.draft_model``, once per process."""
-    return _draft_model(head, pair, capacity, temperature)  # one spelling: a cache tells defaults from arguments
+    return _draft_model(head, pair, capacity, head_temperature)  # always with all arguments, as in ``loaded``
 
 
 @cache
-def _draft_model(head: str, pair: models.Pair, capacity: int, temperature: float) -> DraftModel:
-    return methods.draft_model(head, pair, capacity, temperature)
+def _draft_model(head: str, pair: models.Pair, capacity: int, head_temperature: float) -> DraftModel:
+    return methods.draft_model(head, pair, capacity, head_temperature)
 
 
 @cache
@@ -71,36 +75,54 @@ def _graphs(pair: models.Pair, capacity: int) -> Graphs:
 
 
 def check_fit(name: str, made: Method, pair: models.Pair, packed: bool = False) -> None:
-    """ValueError, before anything is measured, if what a method drafts with does not belong to this pair."""
+    """Raise ValueError if a method's draft model or drafter does not belong to this pair. Nothing is measured.
+
+    name: of the method, for the message. made: the method.
+    """
     try:
+        # These calls are made for their ValueErrors; what they load is kept for the measurement.
         if made.assistant:
             assistant(pair, packed)
         if made.head is not None:
-            draft_model(made.head, pair, 0, made.temperature)
+            draft_model(made.head, pair, 0, made.head_temperature)
         for build in (made.drafter, made.look_up):
             if build is not None:
                 build(pair)
     except ValueError as error:
         head = made.head or "vdm"
         reason = str(error).replace("NAME --pair FOLDER_OR_NAME", f"{head} --pair {shlex.quote(pair.name)}")
-        free = "'n-gram tree', 'ptd' and 'prompt lookup'"
+        without_head = "'n-gram tree', 'ptd' and 'prompt lookup'"
         if pair.draft is not None:
-            free = f"'pair-auto', {free}"
-        raise ValueError(f"{name!r} does not fit {pair.name}: {reason}. Without a trained head race {free}") from error
+            without_head = f"'pair-auto', {without_head}"
+        message = f"{name!r} does not fit {pair.name}: {reason}. Without a trained head race {without_head}"
+        raise ValueError(message) from error
 
 
 def capacity_for(tokens: int) -> int:
-    """Places that a cache of recorded forwards needs for a text of so many tokens: a multiple of 256."""
+    """The capacity, in tokens, of a cache for captured forwards over a text of this many tokens.
+
+    It has room for the largest tree, too, and is rounded up to a multiple of 256, so that texts of similar length
+    share their graphs.
+    """
     needed = tokens + max(SIZES)
-    return 256 * -(-needed // 256)
+    multiples = -(-needed // 256)  # rounded up
+    return 256 * multiples
 
 
 def built(made: Method, pair: models.Pair, tokens: int) -> tuple[Drafter, DraftModel | None, Graphs | Invariant | None]:
-    """A method's drafter, its draft model and the target's special forwards, for texts of up to so many tokens."""
+    """Load what runs a method of ours.
+
+    made:   the method.
+    pair:   the loaded models.
+    tokens: of the longest text, the prompt included.
+
+    Returns the drafter, its draft model (None without a head), and the target's special forwards (None for the usual
+    ones).
+    """
     capacity = capacity_for(tokens) if made.forwards == IN_GRAPHS else 0
     draft = None
     if made.head is not None:
-        draft = draft_model(made.head, pair, capacity, made.temperature)
+        draft = draft_model(made.head, pair, capacity, made.head_temperature)
     prices = None
     if isinstance(made.grow, Auto):
         prices = machine(pair, made.head, capacity)
@@ -115,9 +137,10 @@ def built(made: Method, pair: models.Pair, tokens: int) -> tuple[Drafter, DraftM
 
 
 def measured_behind(pair: models.Pair, wanted: int | None = None) -> int:
-    """The tokens behind which a pair's forwards are measured: as many as wanted, else PREFIX or what its contexts hold.
+    """How many tokens of text there are before the forwards that are timed.
 
-    ValueError if the contexts have no room for those that are wanted and one more.
+    wanted: this number; if None it is PREFIX, or less if a model's context is too short for that.
+    Raises ValueError if the contexts have no room for the wanted tokens and one more.
     """
     contexts = [context_length(model) for model in (pair.target, pair.draft) if model is not None]
     room = min(contexts) - 1
@@ -130,17 +153,18 @@ def measured_behind(pair: models.Pair, wanted: int | None = None) -> int:
 
 @cache
 def machine(pair: models.Pair, head: str, capacity: int) -> ForwardSeconds:
-    """What Auto is told of this machine (``drafters.seconds.measured``), measured anew in each process.
+    """Seconds of forwards on this machine, which Auto needs (``drafters.seconds.measured``); once per process.
 
-    Behind PREFIX tokens, or fewer where a context or the cache of forwards in graphs (capacity, 0 for none) has no
-    room.
+    They are measured after PREFIX tokens of text, or after fewer if a context or the cache has no room for them.
+
+    capacity: of the cache for captured forwards; 0 if they are not captured.
     """
     draft = draft_model(head, pair, capacity)
     prefix = measured_behind(pair)
     if not capacity:
         return measured(Target(pair.target), draft, prefix, quiet=True)
     largest = max(seconds.SIZES)
-    prefix = min(prefix, capacity - 2 * largest - 16)  # room for two trees, and 16 places more
+    prefix = min(prefix, capacity - 2 * largest - 16)  # room for two trees, and 16 tokens to spare
     with recorded_as_asked():
         graphs = Graphs(pair.target, capacity=prefix + 2 * largest)
         return measured(Target(pair.target, forwards=graphs), draft, prefix, quiet=True)

@@ -1,4 +1,8 @@
-"""Replays: every growth rule of an experiment along the plain text of one prompt, from one recording of the draft."""
+"""Replays: what many growth rules would have done along one text, computed from one run of the draft model.
+
+The target's greedy text does not depend on the draft. So the draft's trees are recorded once, as large as any of the
+rules could want them, and every rule is replayed on them (``study.replay``).
+"""
 
 from collections.abc import Sequence
 
@@ -13,9 +17,9 @@ from study.methods import label
 from study.replay import Recording, Turn
 
 COLUMNS = ("rule", "steps", "nodes", "forwards", "fed", "everywhere", "ranks", "chains")
-VCT = kary(3, 5)  # EDD's full tree, whose 363 nodes no other rule wants: it has a recording of its own
-CHAINS = "chain"  # how rows call that of the likeliest chains, which no rule has
-RANKS = 10  # places among siblings that are counted apart, the last with all lower ones
+VCT = kary(3, 5)  # EDD's full tree of 363 nodes, far more than other rules draft: its trees are recorded apart
+CHAINS = "chain"  # in the column rule: the row of the likeliest chains, which belongs to no rule
+RANKS = 10  # ranks among siblings that are counted; the last one includes all lower ranks
 
 
 def rules_block(
@@ -29,44 +33,57 @@ def rules_block(
     lengths: Sequence[int] = (),
     softened: float = 1.0,
 ) -> list[dict[str, object]]:
-    """Every growth rule replayed along the plain float32 text of one prompt; one row a rule.
+    """Replay growth rules along the plain float32 text of one prompt.
 
-    steps, nodes of the verified trees, draft forwards and nodes fed to the draft, in all steps; everywhere: tokens
-    accepted from every place of the text, not only where steps begin; ranks: how many verified nodes were the first,
-    second, … of their siblings. The row "chain" holds what became of the likeliest chain at every place
-    (``replay.chain_table``).
+    prompt:   the id of a prompt.
+    head:     the draft: a trained head, or "pair" for the pair's own draft model.
+    rules:    the growth rules.
+    length:   new tokens of the text.
+    k:        children recorded per node, at least.
+    pair:     which target is loaded.
+    wide:     rules whose trees contain those of all others: only their trees are recorded. All rules if empty.
+    lengths:  count along the first n tokens, for each n of these. Then there is one row per rule and length, and the
+              columns everywhere, ranks and chains stay empty.
+    softened: the number by which the head's logits are divided.
 
-    wide: the rules whose trees are recorded, where a few hold those of all others. lengths: instead, one row a rule and
-    length, along the first so many tokens; what is counted at every place is left out. softened: what the head's
-    logits are divided by.
+    Returns one row per rule, with these columns, summed over all steps:
+    rule:       the rule's label.
+    steps:      of the replayed run.
+    nodes:      of the verified trees, the roots not counted.
+    forwards:   of the draft model.
+    fed:        nodes that these forwards expanded.
+    everywhere: tokens that would be accepted from every position of the text, not only from those where steps begin.
+    ranks:      how many verified nodes were the first, second, … of their siblings.
+    chains:     empty, but for the last row, whose rule is "chain": what became of the likeliest chain at every
+                position of the text (``replay.chains``).
     """
     ready = loaded(pair, "float32")
     ids = ready.encode(prompts.text(prompt))
     draft = draft_model(head, ready, 0, softened)
     text = generate(ready, ids, length, whole=True)
-    shared = tuple(wide) or tuple(rule for rule in rules if rule != VCT)
-    of_shared = None
-    of_vct = None
+    recorded_rules = tuple(wide) or tuple(rule for rule in rules if rule != VCT)
+    shared_recording = None
+    vct_recording = None
     with ALONE:
         target = Target(ready.target)
-        if shared:
-            of_shared = replay.record(target, draft, Together(shared, k=k), ids, text)
+        if recorded_rules:
+            shared_recording = replay.record(target, draft, Together(recorded_rules, k=k), ids, text)
         if VCT in rules:
-            of_vct = replay.record(target, draft, VCT, ids, text)
+            vct_recording = replay.record(target, draft, VCT, ids, text)
     if lengths:
-        return _by_length(of_shared, rules, lengths)
+        return _by_length(shared_recording, rules, lengths)
     rows = []
     for rule in rules:
-        recording = of_vct if rule == VCT else of_shared
+        recording = vct_recording if rule == VCT else shared_recording
         rows.append(_row(recording, rule))
-    of_chains = of_vct if of_shared is None else of_shared
-    chains = dict.fromkeys(rows[0], 0)
-    chains |= {"rule": CHAINS, "ranks": [], "chains": replay.chains(of_chains)}
-    return [*rows, chains]
+    chain_recording = vct_recording if shared_recording is None else shared_recording
+    chain_row = dict.fromkeys(rows[0], 0)
+    chain_row |= {"rule": CHAINS, "ranks": [], "chains": replay.chains(chain_recording)}
+    return [*rows, chain_row]
 
 
 def _by_length(recording: Recording, rules: Sequence[Growth], lengths: Sequence[int]) -> list[dict[str, object]]:
-    """One row a rule and length, along the first so many tokens of the text."""
+    """One row per rule and length n, counted along the first n tokens of the text."""
     rows = []
     for rule in rules:
         for length, turns in replay.along(recording, rule, lengths).items():
@@ -76,9 +93,9 @@ def _by_length(recording: Recording, rules: Sequence[Growth], lengths: Sequence[
 
 
 def _row(recording: Recording, rule: Growth) -> dict[str, object]:
-    """A rule's row: what its run along the text counted, and what it would have accepted at every place."""
-    turns = [replay.turn_at(recording, place, rule) for place in range(len(recording.text))]
-    run = replay.walk(len(turns), lambda place: turns[place])
+    """A rule's row: the counts of its run along the text, and what it would have accepted at every position."""
+    turns = [replay.turn_at(recording, position, rule) for position in range(len(recording.text))]
+    run = replay.walk(len(turns), lambda position: turns[position])
     ranks = _ranks(recording, rule, run)
     everywhere = sum(turn.accepted for turn in turns)
     return {"rule": label(rule), **_sums(run), "everywhere": everywhere, "ranks": ranks, "chains": []}
@@ -98,10 +115,10 @@ def _ranks(recording: Recording, rule: Growth, run: Sequence[Turn]) -> list[int]
 
 
 def _sums(run: Sequence[Turn]) -> dict[str, int]:
-    """Sums over the steps of a replayed run: how many there are, their nodes, draft forwards, and nodes fed to these.
+    """The columns steps, nodes, forwards and fed of a replayed run.
 
-    Example: two steps with trees of 3 and 4 nodes and the root, drafted by forwards over 1 and 2 nodes, and over 1
-    and 3: {"steps": 2, "nodes": 7, "forwards": 4, "fed": 7}.
+    Example: two steps. The first tree has 3 nodes besides the root, drafted by forwards over 1 and 2 nodes; the second
+    has 4, drafted by forwards over 1 and 3: {"steps": 2, "nodes": 7, "forwards": 4, "fed": 7}.
     """
     return {
         "steps": len(run),

@@ -1,8 +1,14 @@
-"""Verifiers compared on the very same drafts, without a coin: expected accepted length from tree, p and q.
+"""Two verifiers compared on the very same drafts: token-level verification (``rrsw``) and traversal verification.
 
-Differences of a few per cent drown in the noise of sampled runs. Here each step's drafted tree and laws go through
-both verifiers, and probabilities replace coin flips, given the tree (``exact.accepted_given``) or, with still less
-noise, given no more of it than must be (``verifiers.chances``).
+rrsw is recursive rejection sampling without replacement, which decides from the root down, token by token; traversal
+decides from the leaves up. They differ by a few per cent, which drown in the noise of sampled runs. So here a text is
+decoded once, with sampled trees and sampled tokens, and every step's tree, p (target) and q (draft) go through both
+verifiers. Only their coins are not tossed: the expected number of accepted tokens is computed exactly, from the
+acceptance probabilities, in two ways.
+
+- Given the whole tree (``exact.accepted_given``): the accept coins are averaged out, by enumeration.
+- By node (``verifiers.chances``): for each node the probability that it is on the accepted path, in which everything
+  that is drawn below the node and its siblings is averaged out, too. The mean over trees is the same, the noise less.
 """
 
 from collections.abc import Sequence
@@ -21,18 +27,35 @@ from study.measure.clock import ALONE
 from study.measure.loading import draft_model, loaded
 from study.methods import label
 
-ROOM = 9  # a step with no more new tokens left is not counted: shapes of up to eight levels are never cut
+# A step is counted only if more new tokens than this are still wanted. A drafted path of eight levels and its bonus
+# token are nine tokens, so the trees of counted steps are never cut to the end of the text.
+ROOM = 9
 COMPARED: dict[str, Verifier] = {"token-level": verifiers.rrsw, "traversal": verifiers.traversal}
 
 
 def compare(
     target: Target, drafter: Drafter, prompt: Sequence[int], *, max_new_tokens: int, temperature: float = 1.0, **options
 ) -> pd.DataFrame:
-    """Decode a prompt at a temperature above 0 and put every step's draft to both rules; one row per step and rule.
+    """Decode a prompt at a temperature above 0, and pass every step's draft through both verifiers.
 
-    Columns: step; verifier; tau, expected tokens per step (bonus included) by ``chances``; given, the same given the
-    whole tree; nodes. Text is decoded with the token-level rule, so steps begin where its steps begin. Steps whose tree
-    the end of the text would cut are left out. options: others of ``decode.steps``.
+    The text is decoded with the token-level verifier, so the steps begin where its steps begin. Steps whose tree could
+    be cut by the end of the text are left out (ROOM).
+
+    target:         the target model.
+    drafter:        draws the trees.
+    prompt:         token ids.
+    max_new_tokens: the length of the text, more than ROOM.
+    temperature:    of the sampled text, above 0.
+    options:        other options of ``decode.steps``, such as the seed.
+
+    Returns one row per step and verifier, with these columns:
+    step:     the index of the step.
+    verifier: "token-level" (rrsw) or "traversal".
+    tau:      expected tokens of the step, the bonus token included, by ``chances``.
+    given:    the same, given the whole tree. On a single tree it differs from tau, on average over trees it does not.
+    nodes:    drafted nodes, the root not counted.
+
+    Raises ValueError on a temperature or a length that is too low.
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
@@ -41,7 +64,8 @@ def compare(
     options |= {"max_new_tokens": max_new_tokens, "temperature": temperature}
     rows = []
     for step in steps(target, drafter, verifiers.rrsw, prompt, **options):
-        if max_new_tokens - (step.start - len(prompt)) <= ROOM:
+        written = step.start - len(prompt)
+        if max_new_tokens - written <= ROOM:
             break
         for name in COMPARED:
             rows.append({"step": step.index, "verifier": name, **_expected(step, name)})
@@ -49,11 +73,15 @@ def compare(
 
 
 def _expected(step: Step, name: str) -> dict[str, float]:
-    """What a verifier of COMPARED is expected to commit of a step's draft."""
+    """The columns tau, given and nodes of a step, for one of the verifiers in COMPARED."""
     verifier = COMPARED[name]
-    paths = accepted_given(step.draft, step.p, verifier)
-    chances = verifiers.chances(step.draft, step.p, token_level=verifier is verifiers.rrsw)
-    return {"tau": sum(chances), "given": 1 + expectation(paths, len), "nodes": len(step.draft.tree) - 1}
+    chances = verifiers.chances(step.draft, step.p, token_level=verifier is verifiers.rrsw)  # one per node
+    paths = accepted_given(step.draft, step.p, verifier)  # accepted path, without the root → its probability
+    return {
+        "tau": sum(chances),  # the root's chance, 1, counts for the recovered or bonus token, of which there is one
+        "given": 1 + expectation(paths, len),
+        "nodes": len(step.draft.tree) - 1,  # without the root
+    }
 
 
 def verifiers_block(
@@ -67,9 +95,18 @@ def verifiers_block(
     dtype: str = "float32",
     packed: bool = False,
 ) -> list[dict[str, object]]:
-    """``compare`` on one prompt for every head and shape, of less than ROOM levels; one row a head, shape and verifier.
+    """``compare`` on one prompt, for every head and every shape.
 
-    Columns: head, shape, verifier, steps, and means over steps of tau, given and nodes.
+    prompt:      the id of a prompt.
+    heads:       names of trained heads.
+    shapes:      fixed tree shapes with fewer than ROOM levels. Trees are drawn without replacement.
+    length:      new tokens of the text.
+    temperature: at which the text is sampled.
+    seed:        of the text.
+    pair, dtype, packed: which target is loaded, and how.
+
+    Returns one row per head, shape and verifier. Its columns are head, shape, verifier, steps (how many were counted)
+    and the means over these steps of tau, given and nodes, see ``compare``.
     """
     ready = loaded(pair, dtype, packed)
     ids = ready.encode(prompts.text(prompt))
@@ -78,9 +115,10 @@ def verifiers_block(
     for head in heads:
         for shape in shapes:
             drafter = TreeDrafter(draft_model(head, ready, 0), shape, Drawn.SWOR)
-            with ALONE:
+            with ALONE:  # a draft model has a state: no other run of this process may use it meanwhile
                 table = compare(Target(ready.target), drafter, ids, **options)
-            for name, part in table.groupby("verifier"):
-                means = part[["tau", "given", "nodes"]].mean().to_dict()
-                rows.append({"head": head, "shape": label(shape), "verifier": name, "steps": len(part), **means})
+            for name, its_steps in table.groupby("verifier"):
+                means = its_steps[["tau", "given", "nodes"]].mean().to_dict()
+                settings = {"head": head, "shape": label(shape), "verifier": name}
+                rows.append({**settings, "steps": len(its_steps), **means})
     return rows

@@ -48,25 +48,26 @@ def test_cards_say_where_a_head_comes_from(name):
     assert card["held_out"] == pytest.approx({key: recorded[key] for key in card["held_out"]})
 
 
+SHAPE = growth.Static(((0,), (1,), (0, 0), (1, 0), (0, 0, 0)))  # four levels, of which one has siblings expanded
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_the_targets_and_drafting_is_as_trained(name, smollm2):
-    """Float32, two short prompts: greedy text as generate writes it, expanded nodes within 1e-4 of training's."""
+    """Float32, the shortest prompt: greedy text as generate writes it, expanded nodes within 1e-4 of training's."""
     model, parts = smollm2.target, heads.load(name, smollm2.target)
-    texts = sorted(prompts.own()["text"], key=len)[:2]
-    for i, ids in enumerate(map(smollm2.encode, texts)):
-        compared = Compared(heads.draft_model(*parts), parts, model)
-        shape = growth.chain(4) if i else growth.kary(2, 2)
-        generation = decode(Target(model), TreeDrafter(compared, shape), verifiers.greedy, ids, max_new_tokens=6)
-        plain = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist()
-        ours = list(generation.tokens)
-        if ours != plain:
-            at = next(k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b)
-            with torch.no_grad():
-                best = model(torch.tensor([[*ids, *plain[:at]]])).logits[0, -1].topk(2).values
-            assert best[0] - best[1] < NEAR_TIE
-        assert compared.nodes > 5
-        assert compared.worst < 1e-4
+    ids = smollm2.encode(min(prompts.own()["text"], key=len))
+    compared = Compared(heads.draft_model(*parts), parts, model)
+    generation = decode(Target(model), TreeDrafter(compared, SHAPE), verifiers.greedy, ids, max_new_tokens=6)
+    plain = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist()
+    ours = list(generation.tokens)
+    if ours != plain:
+        at = next(k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b)
+        with torch.no_grad():
+            best = model(torch.tensor([[*ids, *plain[:at]]])).logits[0, -1].topk(2).values
+        assert best[0] - best[1] < NEAR_TIE
+    assert compared.nodes >= 4
+    assert compared.worst < 1e-4
 
 
 @pytest.mark.model
@@ -78,15 +79,17 @@ def test_vdm_assists_transformers_generate(smollm2):
     ids = torch.tensor([smollm2.encode(prompts.own()["text"].iloc[0])])
     calls = []
     hook = model.register_forward_hook(lambda *_: calls.append(1))
-    assisted = model.generate(ids, assistant_model=assistant, max_new_tokens=24, do_sample=False)
+    assisted = model.generate(ids, assistant_model=assistant, max_new_tokens=16, do_sample=False)
     hook.remove()
-    plain = model.generate(ids, max_new_tokens=24, do_sample=False)
+    plain = model.generate(ids, max_new_tokens=16, do_sample=False)
     assert assisted.tolist() == plain.tolist()
-    assert len(calls) < 24
+    assert len(calls) < 16
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["vdm", "medusa", "eagle", "edd"])
+@pytest.mark.parametrize(
+    "name", ["vdm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("medusa", "eagle", "edd"))]
+)
 def test_replay_predicts_real_chains(name, smollm2):
     """Held-out τ is computed by replay: on two prompts it is what decoding with chains of five really gives."""
     model = smollm2.target

@@ -43,6 +43,7 @@ def commands(monkeypatch) -> list[list[str]]:
     return asked
 
 
+@pytest.mark.slow
 def test_a_new_environment_has_pip_and_the_mark(tmp_path):
     pytest.importorskip("ensurepip")  # else pip would come from an index
     folder = tmp_path / "new"
@@ -51,6 +52,7 @@ def test_a_new_environment_has_pip_and_the_mark(tmp_path):
     assert (folder / environment.MARK).exists()
 
 
+@pytest.mark.slow
 def test_one_that_is_there_is_given_pip_and_no_mark(without_pip):
     pytest.importorskip("ensurepip")
     (without_pip / "mine").touch()

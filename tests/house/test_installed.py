@@ -75,16 +75,19 @@ def found(home) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKS)
 def test_what_needs_no_checkout_works(name, found):
     assert found[name] == "fine"
 
 
+@pytest.mark.slow
 def test_figures_are_written_where_one_works(found, home):
     assert (home / "figures" / "mine.png").exists()
     assert not (home.parent / "site" / "figures").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDS_THE_CHECKOUT)
 def test_what_needs_the_checkout_says_so(name, found):
     assert found[name].startswith(f"FileNotFoundError: {SAID}")
@@ -92,6 +95,7 @@ def test_what_needs_the_checkout_says_so(name, found):
     assert "pip install -e ." in found[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ANOTHER_ERROR)
 def test_a_file_of_ones_own_that_is_missing_is_another_matter(name, found):
     assert found[name].startswith("ValueError: no trained head 'mine'")

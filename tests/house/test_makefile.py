@@ -150,3 +150,14 @@ def test_notebooks_run_after_a_failed_test_and_all_fails_at_the_end(broken, stat
     assert done.returncode == status
     assert "-m pytest tests" in asked
     assert "-m pytest --nbval" in asked
+
+
+def test_what_is_slow_is_left_to_another_target():
+    """``make test`` leaves out what is marked slow, and solutions; ``make test-all``, CI and ``make noise`` do not."""
+    for words, whole in ((["test"], False), (["test-all"], True), (["noise"], True), (["test-code", "ALL=1"], True)):
+        tests, notebooks = (" ".join(line for line in commands(*words) if mark in line) for mark in ("-rs", "--nbval"))
+        assert tests
+        assert ("not slow" not in tests) is whole
+        assert ("solutions/" in notebooks) is (whole and words[0] != "test-code")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.findall(r"make test\S*(?: ALL=1)?", ci) == ["make test-all", "make test-code ALL=1"]

@@ -116,6 +116,7 @@ def checked(path, output: str, seed: str, reason: str | None = None) -> str:
     return pytest_on(path, seed, "--nbval", "--nbval-current-env")
 
 
+@pytest.mark.slow
 def test_kernels_get_noise_and_cells_about_bits_are_not_compared(tmp_path):
     """Run as saved it passes; under noise it fails, unless the cell says that it is about bits."""
     said = io.StringIO()
@@ -128,6 +129,7 @@ def test_kernels_get_noise_and_cells_about_bits_are_not_compared(tmp_path):
     assert "1 failed" in checked(path, "other", "", "a reason counts under noise only")
 
 
+@pytest.mark.slow
 def test_tests_about_bits_are_skipped_with_their_reason(tmp_path):
     path = tmp_path / "test_bits.py"
     path.write_text("import pytest\n\n\n@pytest.mark.bits('its subject')\ndef test_bits():\n    assert True\n")

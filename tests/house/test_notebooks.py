@@ -139,22 +139,17 @@ def test_each_guard_can_fail(change, tmp_path):
     assert len(problems(path)) == 1
 
 
-def nbval(path: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-p", "no:cacheprovider", str(path)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_nbval_notices_a_changed_number(tmp_path):
     """Negative control for the checker itself: notebook 00's three tokens pass, and fail with one digit flipped."""
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
     title = next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("## 4 "))
     notebook.cells = [nbformat.v4.new_code_cell("import torch"), notebook.cells[title + 1]]
-    path = tmp_path / "section.ipynb"
-    nbformat.write(notebook, path)
-    assert nbval(path).returncode == 0
+    nbformat.write(notebook, tmp_path / "as_it_is.ipynb")
     printed = notebook.cells[1].outputs[0]
     printed.text = printed.text.replace("0.5", "0.6", 1)
-    nbformat.write(notebook, path)
-    run = nbval(path)
+    nbformat.write(notebook, tmp_path / "flipped.ipynb")
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-p", "no:cacheprovider", "--tb=no"]
+    run = subprocess.run([*command, "-rA", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 1
-    assert "1 failed" in run.stdout
+    assert "1 failed, 3 passed" in run.stdout
+    assert re.search(r"^FAILED .*flipped\.ipynb::Cell 1", run.stdout, re.MULTILINE)

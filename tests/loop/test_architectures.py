@@ -6,6 +6,7 @@ docs/architectures.md is made here: SPECNB_WRITE=1 pytest tests/loop/test_archit
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import partial
 
 import architectures
@@ -75,6 +76,25 @@ def rewritten(page: str) -> str:
     return page
 
 
+# Types that people use most, which make test asks; and one of each row of the tables. The others are marked slow.
+USUAL = {
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox",
+    "gpt_oss", "llama4_text", "olmo3",
+}  # fmt: skip
+
+
+def chosen(cases: Iterable[tuple[str, str, bool]]) -> list:
+    """Cases as parameters, slow but for the usual types and the first of each outcome that the page tells."""
+    named, told, found = tables(PAGE.read_text(encoding="utf-8")), set(), []
+    for name, note, vision in cases:
+        outcome = named[vision].get(architectures.label(name, note)), vision
+        first = outcome not in told
+        told.add(outcome)
+        marks = [] if first or (name in USUAL and not vision) else [pytest.mark.slow]
+        found.append(pytest.param(name, note, vision, id=called(name, note, vision), marks=marks))
+    return found
+
+
 @of_the_page
 def test_all_types_are_documented():
     """The page names every type of the installed transformers once, and every variant."""
@@ -94,7 +114,7 @@ def test_no_type_writes_wrong_text_unnoticed():
 
 @of_the_page
 @pytest.mark.skipif(WRITE, reason="the page has just been computed")
-@pytest.mark.parametrize(("name", "note", "vision"), CASES, ids=[called(*case) for case in CASES])
+@pytest.mark.parametrize(("name", "note", "vision"), chosen(CASES))
 def test_the_page_says_what_becomes_of_a_type(name, note, vision):
     documented = tables(PAGE.read_text(encoding="utf-8"))[vision][architectures.label(name, note)]
     assert architectures.outcome(name, note, vision) == documented
@@ -110,13 +130,12 @@ UNTRUE = {
 
 def refused_cases() -> list:
     """The types and variants that the page says to be refused; those of UNTRUE are expected to fail."""
-    named, found = tables(PAGE.read_text(encoding="utf-8")), []
-    for name, note, vision in CASES:
-        documented = named[vision].get(architectures.label(name, note), "")
-        case = called(name, note, vision)
-        if documented.startswith("refused: "):
-            marks = [pytest.mark.xfail(reason=UNTRUE[case], strict=True)] if case in UNTRUE else []
-            found.append(pytest.param(name, note, vision, id=case, marks=marks))
+    named = tables(PAGE.read_text(encoding="utf-8"))
+    refused = [case for case in CASES if named[case[2]].get(architectures.label(*case[:2]), "").startswith("refused: ")]
+    found = []
+    for case in chosen(refused):
+        untrue = [pytest.mark.xfail(reason=UNTRUE[case.id], strict=True)] if case.id in UNTRUE else []
+        found.append(pytest.param(*case.values, id=case.id, marks=[*case.marks, *untrue]))
     return found
 
 
@@ -260,7 +279,9 @@ def test_wrong_positions_are_noticed_in_half_precision(kind, monkeypatch):
         Target(in_half_precision("gpt2", kind)).check()
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "llama4_text"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "mistral", "llama4_text"))]
+)
 def test_recorded_forwards_keep_windows(name, monkeypatch):
     """Chunks of Llama 4, too; its attention temperatures, which count slots, are off."""
     monkeypatch.setitem(Graphs.__init__.__kwdefaults__, "sizes", (16,))  # on a CPU each takes seconds

@@ -267,7 +267,7 @@ def test_settings_without_sense_are_refused(settings):
 def test_a_model_in_training_is_captured_without_dropout():
     model = llama(attention_dropout=0.5)
     right = text(model).tokens
-    graphs = Graphs(model.train(), capacity=128)
+    graphs = Graphs(model.train(), capacity=128, sizes=(1, 8, 32))
     graphs.prepare()
     assert text(model, graphs).tokens == right
 

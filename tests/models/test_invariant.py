@@ -65,7 +65,9 @@ def differing(model, prompt: int, sizes: list[int], *, seed: int = 0, make=Invar
 @BITS
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("prompt", [0, 3, 40, 70])
+@pytest.mark.parametrize(
+    "prompt", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(40, marks=pytest.mark.slow), 70]
+)
 def test_every_node_has_the_bits_of_one_node_at_a_time(family, dtype, prompt):
     assert differing(FAMILIES[family]().to(dtype), prompt, [1, 5, 8, 13, 21], seed=prompt) == 0
 
@@ -127,6 +129,15 @@ right = invariant._places
 
 
 @BITS
+@pytest.mark.model
+def test_the_real_model(smollm2):
+    """And the control that a reader meets: with ordinary forwards bits differ."""
+    assert differing(smollm2.target, 40, [6]) == 0
+    assert differing(smollm2.target, 40, [6], make=lambda model: None, plain=lambda model: None) > 0
+
+
+@BITS
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_real_model_and_each_control(smollm2, monkeypatch):
     """With ordinary forwards, other numbers of rows, or keys in the order in which they lie, bits differ."""

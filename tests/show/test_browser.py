@@ -12,7 +12,8 @@ pytest.importorskip("playwright", reason="NO WIDGET WAS TRIED IN A BROWSER: the 
 
 import browser
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+TESTS = Path(__file__).resolve().parent.parent
+ROOT = TESTS.parent
 PATHS = build_site.NOTEBOOKS + build_site.SOLUTIONS
 NOTEBOOKS = [path for path in PATHS if cut_down.WIDGET in path.read_text(encoding="utf-8")]
 SCREENS = os.environ.get("SPECNB_SCREENS")  # a folder for pictures of the widgets
@@ -88,6 +89,7 @@ def open_next(open_copy):
     return opened
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_control_of_every_widget_changes_its_picture_or_readout(path, open_next):
@@ -123,6 +125,8 @@ def fail(image, value):
     raise RuntimeError("callback failed")
 """
 SOUND = "widget(redraw)"
+OURS = ["stepper", "acceptance"]  # of test_explorers: a button, sliders of all kinds
+SHOWN = f"import sys\nsys.path[:0] = [{str(TESTS)!r}, {str(TESTS / 'show')!r}]\nfrom test_explorers import WIDGETS"
 FAULTS = {
     "widget(lambda image, value: None)": "nothing changes",
     "widget(fail)": "callback failed",
@@ -136,22 +140,36 @@ FAULTS = {
 }
 
 
+CELLS = [SETUP, SHOWN, SOUND, *(f"WIDGETS[{name!r}][0]()" for name in OURS), *FAULTS]
+
+
 @pytest.fixture(scope="module")
-def faulty(open_copy):
-    """A page with a sound widget and, below it, one for each fault."""
-    return open_copy(cut_down.assemble([SETUP, SOUND, *FAULTS]), "faulty")
+def one_page(open_copy):
+    """A page with a sound widget, some of ours on toys and, below them, one for each fault."""
+    return open_copy(cut_down.assemble(CELLS), "one_page")
 
 
-def test_a_sound_widget_passes(faulty):
-    assert browser.drive(faulty, browser.box_of(faulty, 1)) == 1
+def box_of(page, cell: str):
+    return browser.box_of(page, CELLS.index(cell))
+
+
+def test_a_sound_widget_passes(one_page):
+    assert browser.drive(one_page, box_of(one_page, SOUND)) == 1
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_widgets_of_ours_are_moved_by_a_mouse(name, one_page):
+    """On toys; each notebook's own, which takes minutes, above."""
+    assert browser.drive(one_page, box_of(one_page, f"WIDGETS[{name!r}][0]()")) >= 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_found(fault, faulty):
+def test_each_fault_is_found(fault, one_page):
     with pytest.raises(AssertionError, match=FAULTS[fault]):
-        browser.drive(faulty, browser.box_of(faulty, 2 + list(FAULTS).index(fault)))
+        browser.drive(one_page, box_of(one_page, fault))
 
 
+@pytest.mark.slow
 def test_a_notebook_that_raises_is_found(open_copy):
     with pytest.raises(AssertionError, match="division by zero"):
         open_copy(cut_down.assemble(["1 / 0"]), "raises")

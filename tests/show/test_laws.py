@@ -86,14 +86,14 @@ def trials(controls) -> int:
 
 def test_trials_of_a_draw_are_as_many_as_its_slider_offers():
     controls, seen = show.trial_explorer().controls, []
-    for draw in range(12):
+    for draw in range(5):
         controls.draw.value = draw
         assert controls.trial.max == trials(controls)
         controls.trial.value = 99
         assert f"trial {controls.trial.max} of {controls.trial.max}" in controls.readout.value
         assert controls.trial.value == controls.trial.max
         seen.append(controls.trial.max)
-    assert len(set(seen)) > 2  # negative control: draws differ
+    assert len(set(seen)) > 1  # negative control: draws differ
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_shown_trial_is_never_behind_the_last(control, value):
 
 def test_stills_of_the_site_name_the_trial_that_their_words_do():
     box = show.trial_explorer()
-    chosen = make_stills.settings(box, 30)
+    chosen = make_stills.settings(box, 12)
     assert {0, box.controls.trial.max} <= {values["trial"] for values in chosen}
     for values in chosen:
         _, words = box.answer(**values)

@@ -35,7 +35,7 @@ def full():
 @pytest.fixture(scope="module")
 def greedy():
     """Prompt lookup at temperature 0: no coins, no q, some steps without a draft; no tables in the trace."""
-    options = {"max_new_tokens": 30, "eos": ()}
+    options = {"max_new_tokens": 16, "eos": ()}
     return decode(Target(llama(0)), NgramDrafter(), verifiers.greedy, [1, 2, 3, 1, 2], **options)
 
 

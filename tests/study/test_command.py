@@ -24,13 +24,8 @@ from study.methods import METHODS, Method
 MEASURING = (loading, race, texts)  # files that hold the name loaded
 
 
-@pytest.fixture
-def lab(smollm2, monkeypatch, tmp_path):
-    """The command line on the float32 model, writing to tmp_path."""
-    for module in MEASURING:
-        monkeypatch.setattr(module, "loaded", lambda *_: smollm2)
-    loading._draft_model.cache_clear()
-    monkeypatch.setattr(race, "WARM", set())
+def study(monkeypatch):
+    """The command line, as a function of its words."""
 
     def call(*words: str) -> None:
         monkeypatch.setattr(sys, "argv", ["study", *words])
@@ -40,12 +35,16 @@ def lab(smollm2, monkeypatch, tmp_path):
 
 
 @pytest.mark.model
-def test_a_race_is_recorded_and_shown(lab, tmp_path, capsys):
-    words = ["--prompts", "conversation-01", "conversation-02", "--tokens", "4", "--repetitions", "2"]
-    words += ["--out", str(tmp_path / "out")]
-    lab("race", "generate", "edd-chain-5", *words)
+def test_a_race_is_recorded_and_shown(smollm2, monkeypatch, tmp_path, capsys):
+    """On the embedded model, in float32, with one of its trained heads."""
+    for module in MEASURING:
+        monkeypatch.setattr(module, "loaded", lambda *_: smollm2)
+    loading._draft_model.cache_clear()
+    monkeypatch.setattr(race, "WARM", set())
+    words = ["--prompts", "conversation-01", "conversation-02", "--tokens", "4", "--out", str(tmp_path / "out")]
+    study(monkeypatch)("race", "generate", "edd-chain-5", *words)
     table = record.load(tmp_path / "out.jsonl")
-    assert len(table) == 8
+    assert len(table) == 4
     assert set(table["cell"]) == {"race"}
     assert table["command"].str.startswith("python -m study race generate edd-chain-5").all()
     assert (table["heads"].str.len() > 20).all()
@@ -53,39 +52,40 @@ def test_a_race_is_recorded_and_shown(lab, tmp_path, capsys):
     assert "speed-up" in said
     assert "edd-chain-5" in said
     assert "only 2 of the 12 prompts that an interval needs at least: try --prompts own:4" in said
-    lab("race", "generate", "edd-chain-5", *words)
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2 + 8  # nothing is measured twice
+    study(monkeypatch)("race", "generate", "edd-chain-5", *words)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2 + 4  # nothing is measured twice
 
 
-@pytest.mark.model
-def test_failures_end_the_command_with_their_names(lab, monkeypatch, tmp_path):
-    broken = Method(head="vdm", grow=kary(2, 2), drawn=Drawn.SWOR, verifier=verifiers.rrs)  # which wants IID siblings
+@pytest.mark.usefixtures("toy")
+def test_failures_end_the_command_with_their_names(monkeypatch, tmp_path):
+    broken = Method(head="pair", grow=kary(2, 2), drawn=Drawn.SWOR, verifier=verifiers.rrs)  # which wants IID siblings
     monkeypatch.setitem(METHODS, "broken", broken)
-    words = ["--prompts", "conversation-01", "--tokens", "3", "--temperature", "1", "--out", str(tmp_path / "out")]
+    monkeypatch.setitem(models.PAIRS, models.EMBEDDED, (models.EMBEDDED, models.EMBEDDED))  # the toy has a draft
+    words = ["--prompts", "conversation-01", "--tokens", "3", "--temperature", "1", "--repetitions", "2"]
     with pytest.raises(SystemExit, match="broken failed: ValueError: rrs is lossless"):
-        lab("race", "generate", "broken", *words)
-    assert record.load(tmp_path / "out.jsonl").groupby("method")["status"].first().to_dict() == {
-        "generate": "ok",
-        "broken": "failed",
-    }
+        study(monkeypatch)("race", "generate", "broken", *words, "--out", str(tmp_path / "out"))
+    table = record.load(tmp_path / "out.jsonl")
+    assert table.groupby("method")["status"].agg(list).to_dict() == {"generate": ["ok"] * 2, "broken": ["failed"] * 2}
 
 
-@pytest.mark.model
-def test_texts_and_prices(lab, tmp_path, capsys):
+@pytest.mark.usefixtures("toy")
+def test_texts_and_prices(monkeypatch, tmp_path, capsys):
     words = ["--prompts", "conversation-01", "--tokens", "4", "--out", str(tmp_path / "texts")]
-    lab("texts", "n-gram tree", *words)
+    study(monkeypatch)("texts", "n-gram tree", *words)
     assert record.load(tmp_path / "texts.jsonl")["same"].tolist() == [True]
     assert "n-gram tree: 1 of 1 texts are those of generate, 0 but for a near tie" in capsys.readouterr().out
-    lab("price", "edd", "--prefix", "10", "--repetitions", "1", "--out", str(tmp_path / "curves"))
-    assert set(record.load(tmp_path / "curves.jsonl")["model"]) == {"target", "edd"}
+    study(monkeypatch)("price", "pair", "--prefix", "10", "--repetitions", "1", "--out", str(tmp_path / "curves"))
+    assert set(record.load(tmp_path / "curves.jsonl")["model"]) == {"target", "pair"}
     assert "nodes, ms" in capsys.readouterr().out
 
 
 def test_the_list_names_every_experiment(monkeypatch, capsys):
+    some = {name: experiments.TABLE[name] for name in ("race", "ptd", "edd_widths", "gpu_race")}
+    monkeypatch.setattr(experiments, "TABLE", some)  # all of them take seconds
     monkeypatch.setattr(sys, "argv", ["study", "list"])
     command.main()
     said = capsys.readouterr().out
-    assert all(name in said for name in experiments.TABLE)
+    assert all(name in said for name in some)
 
 
 def test_a_reader_that_goes_away_ends_the_command_without_a_word():
@@ -231,12 +231,7 @@ def tiny_lab(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     save_tiny()
     forget()
-
-    def call(*words: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["study", *words])
-        command.main()
-
-    return call
+    return study(monkeypatch)
 
 
 def save_tiny(seed: int = 0, folder: str = "tiny", **changes) -> None:
@@ -475,6 +470,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_processes_end_with_an_interrupted_command(tmp_path):
     """Ctrl-C reaches all processes of a terminal: the workers say nothing, and none is waited for."""
     driver, log = tmp_path / "driver.py", tmp_path / "log"

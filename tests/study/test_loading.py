@@ -7,7 +7,7 @@ from specnb import drafters, models
 from specnb.growth import chain
 from specnb.target import Target
 from study.measure import loading
-from study.methods import METHODS, Alone, Auto, Method, Retrieval
+from study.methods import METHODS, Auto, FromSettings, Method, Retrieval
 
 
 def small(rows: int = 50, context: int = 128) -> models.Pair:
@@ -44,7 +44,7 @@ def test_forwards_are_measured_where_the_contexts_have_room():
         loading.measured_behind(pair, 128)
 
 
-RETRIEVAL = Alone(drafters.RetrievalDrafter)  # without a store: it looks up in the text so far
+RETRIEVAL = FromSettings(drafters.RetrievalDrafter)  # without a store: it looks up in the text so far
 FREE = {
     name: METHODS[name]
     for name in ("generate", "prompt lookup", "n-gram tree", "ptd", "lookahead", "self-draft", "undrafted")

@@ -52,14 +52,13 @@ def test_settings_without_sense_are_refused():
         verifiers.compare(target, drafter, [1, 2], max_new_tokens=9)
 
 
-@pytest.mark.model
-def test_a_block_is_the_means_of_its_steps(smollm2, monkeypatch):
-    monkeypatch.setattr(verifiers, "loaded", lambda *_: smollm2)
-    rows = verifiers.verifiers_block("rag-02", ["vdm"], [growth.chain(2), growth.kary(2, 2)], 14)
+@pytest.mark.usefixtures("toy")
+def test_a_block_is_the_means_of_its_steps():
+    rows = verifiers.verifiers_block("rag-02", ["pair"], [growth.chain(2), growth.kary(2, 2)], 30)
     by = {(row["head"], row["shape"], row["verifier"]): row for row in rows}
     assert list(by) == [
-        ("vdm", shape, rule) for shape in ("chain(2)", "kary(2, 2)") for rule in ("token-level", "traversal")
+        ("pair", shape, rule) for shape in ("chain(2)", "kary(2, 2)") for rule in ("token-level", "traversal")
     ]
-    assert by["vdm", "chain(2)", "traversal"]["tau"] >= by["vdm", "chain(2)", "token-level"]["tau"] > 1
-    assert by["vdm", "kary(2, 2)", "traversal"]["nodes"] == 6
-    assert by["vdm", "chain(2)", "traversal"]["steps"] >= 2
+    assert by["pair", "chain(2)", "traversal"]["tau"] >= by["pair", "chain(2)", "token-level"]["tau"] > 1
+    assert by["pair", "kary(2, 2)", "traversal"]["nodes"] == 6
+    assert by["pair", "chain(2)", "traversal"]["steps"] >= 2

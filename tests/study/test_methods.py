@@ -27,8 +27,8 @@ from study.methods import (
     INVARIANT,
     METHODS,
     USUAL,
-    Alone,
     Auto,
+    FromSettings,
     Method,
     Retrieval,
     SelfDraft,
@@ -76,16 +76,16 @@ def test_names_are_told_apart_by_what_they_name():
     [
         ({}, "a method has one of generate, head and drafter"),
         ({"generate": {}, "head": "edd", "grow": chain(3)}, "a method has one of generate, head and drafter"),
-        ({"drafter": ProgressiveDrafter}, r"drafter is a function of the pair: Alone\(ProgressiveDrafter\)"),
+        ({"drafter": ProgressiveDrafter}, r"drafter is a function of the pair: FromSettings\(ProgressiveDrafter\)"),
         ({"head": "edd"}, "a head needs a growth rule, and a growth rule a head"),
         ({"head": "edd", "grow": chain(3), "assistant": True}, "assistant belongs to generate"),
         ({"generate": {}, "window": Window(4, 252)}, "window belongs to methods of ours"),
-        ({"drafter": ptd(), "drawn": Drawn.IID}, "drawn and temperature belong to a head's tree"),
-        ({"drafter": ptd(), "temperature": 2.0}, "drawn and temperature belong to a head's tree"),
+        ({"drafter": ptd(), "drawn": Drawn.IID}, "drawn and head_temperature belong to a head's tree"),
+        ({"drafter": ptd(), "head_temperature": 2.0}, "drawn and head_temperature belong to a head's tree"),
         ({"drafter": ptd(), "grow": chain(3)}, "a head needs a growth rule, and a growth rule a head"),
         ({"drafter": ptd(), "look_up": ngrams()}, "look_up is merged into a head's tree"),
         ({"generate": {}, "forwards": IN_GRAPHS}, "forwards of transformers' own methods are run as"),
-        ({"head": "edd", "grow": chain(3), "temperature": 0.0}, "a head's temperature is above 0, got 0.0"),
+        ({"head": "edd", "grow": chain(3), "head_temperature": 0.0}, "a head's temperature is above 0, got 0.0"),
         ({"head": "edd", "grow": Pct(0.06), "drawn": Drawn.SWOR}, "Pct drops nodes by their value"),
         ({"head": "edd", "grow": chain(3), "drawn": Drawn.SWOR, "look_up": ngrams()}, "must be POINT, got SWOR"),
         ({"head": "vdm", "grow": Auto(), "drawn": Drawn.SWOR}, "Auto chooses nodes, it does not draw them"),
@@ -120,7 +120,7 @@ def test_what_is_like_nothing_gets_no_hint():
 
 def test_a_method_is_changed_by_options():
     own = methods.method("hass-salf", head="drafts/mine", softened=1.3, forwards="in graphs")
-    assert own == replace(METHODS["hass-salf"], head="drafts/mine", temperature=1.3, forwards=IN_GRAPHS)
+    assert own == replace(METHODS["hass-salf"], head="drafts/mine", head_temperature=1.3, forwards=IN_GRAPHS)
     assert methods.method("ptd", head="drafts/mine", softened=1.3) == METHODS["ptd"]  # it has no head
     assert methods.method("generate", head="drafts/mine", forwards="invariant") == METHODS["generate"]
     with pytest.raises(ValueError, match="forwards are usual, in graphs or invariant, got 'sideways'"):
@@ -208,7 +208,7 @@ def test_settings_without_sense_are_refused_by_the_drafter(build, message):
 
 def test_a_setting_that_a_drafter_has_not_is_refused():
     with pytest.raises(TypeError, match="width"):
-        Alone(ProgressiveDrafter, {"width": 3})(None)
+        FromSettings(ProgressiveDrafter, {"width": 3})(None)
 
 
 def test_what_cannot_be_built_says_so():

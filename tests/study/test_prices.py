@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from study import prices, replay
-from study.measure import forwards, loading
+from study.measure import forwards
 
 RACE = pd.DataFrame(
     [
@@ -77,14 +77,13 @@ def test_seconds_are_sums_over_the_curves():
     assert prices.speed(2.0, 3, 10, call=0.1, node=0.01) == pytest.approx(2 / (1 + 0.3 + 0.1))
 
 
-@pytest.mark.model
-def test_curves_of_the_real_model(smollm2, monkeypatch):
-    monkeypatch.setattr(loading, "loaded", lambda *_: smollm2)
-    rows = forwards.curves_block(["edd", "medusa"], prefix=20, repetitions=2, sizes=(1, 2))
+@pytest.mark.usefixtures("toy")
+def test_measured_curves():
+    rows = forwards.curves_block(["pair"], prefix=20, repetitions=2, sizes=(1, 2))
     assert {(row["model"], row["nodes"]) for row in rows} == {
-        (model, n) for n in (1, 2) for model in ("edd", "medusa", "target")
+        (model, n) for n in (1, 2) for model in ("pair", "target")
     }
-    assert len(rows) == 6
+    assert len(rows) == 4
     assert all(0 < row["quartile"] <= row["median"] <= row["third quartile"] for row in rows)
 
 

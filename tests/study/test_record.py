@@ -75,6 +75,7 @@ def test_all_executors_make_the_same_table(tmp_path, cluster, log):
     assert set(here["command"]) == {"me"}
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_cluster_started_by_hand_as_the_docs_say(tmp_path):
     """Scheduler and worker are processes of their own; a race sends its block there."""

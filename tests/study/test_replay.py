@@ -37,7 +37,7 @@ def test_replay_is_the_real_run(name, model):
     for prompt in PROMPTS:
         plain = decode(Target(model), TreeDrafter(draft, growth.chain(1)), verifiers.greedy, prompt, max_new_tokens=40)
         recording = replay.record(Target(model), draft, LARGEST, prompt, plain.tokens)
-        for _ in range(7):
+        for _ in range(4):
             depth, branch = int(rng.integers(1, 6)), int(rng.integers(1, 5))
             threshold, budget = float(rng.uniform(0.004, 0.3)), int(rng.integers(1, 80))
             rule = growth.DynaTree(depth, branch, threshold, budget)

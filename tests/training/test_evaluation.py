@@ -26,7 +26,7 @@ def test_replay_is_the_real_run(name, pair, ready):
     frozen, _ = ready
     randomise(head, 0.3)
     dialogues, real = [], []
-    for i in range(12):
+    for i in range(6):
         question = [i % V, (5 * i) % V, 7]
         drafter = TreeDrafter(heads.draft_model(head.eval(), spec, frozen), growth.chain(5))
         prompt = [1, 2, *question, 3, 4]
@@ -36,16 +36,16 @@ def test_replay_is_the_real_run(name, pair, ready):
     data = runs.corpus_features(pair, dialogues, frozen.ids, [spec.hidden_layer] if spec.hidden_layer else [])
     data = replace(data, hidden={k: torch.cat(v.pieces).float() for k, v in data.hidden.items()})
     replayed = {i: evaluation.steps_of(match) for i, match in evaluation.by_dialogue(head, spec, frozen, data)}
-    assert [replayed[i] for i in range(12)] == real
+    assert [replayed[i] for i in range(6)] == real
     assert sum(map(sum, real)) > 5  # something was accepted
-    prompts = pd.DataFrame({"set": ["a", "b", "tuning"] * 4, "id": range(12)})
+    prompts = pd.DataFrame({"set": ["a", "b", "tuning"] * 2, "id": range(6)})
     counted = evaluation.counts(name, head, spec, frozen, data, prompts)
     assert counted["steps"].tolist() == list(map(len, real))
-    assert counted["prompt"].tolist() == list(range(12))
+    assert counted["prompt"].tolist() == list(range(6))
     table = evaluation.summed(counted).set_index("set")
     assert table.index.tolist() == ["a", "b", "tuning", "all"]
     reported = [steps for i, steps in enumerate(real) if i % 3 < 2]
-    assert table.loc["all", "tau"] == pytest.approx(8 * 20 / sum(map(len, reported)))
+    assert table.loc["all", "tau"] == pytest.approx(4 * 20 / sum(map(len, reported)))
 
 
 def test_steps_of_a_known_text():

@@ -24,7 +24,12 @@ CASES = {
 
 
 @pytest.fixture(params=CASES)
-def folder(request, tmp_path, monkeypatch) -> str:
+def case(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def folder(case, tmp_path, monkeypatch) -> str:
     """A tiny random model with its tokenizer in ./tiny, and everything so short that it trains in seconds."""
     monkeypatch.setenv("SPECNB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -35,7 +40,7 @@ def folder(request, tmp_path, monkeypatch) -> str:
     texts = ["Name three rivers.", "What is 2 + 2?"]
     prompts = pd.DataFrame({"set": ["own", "tuning"], "id": ["rivers", "sum"], "text": texts})
     monkeypatch.setattr(evaluation, "held_out_prompts", lambda: prompts)
-    family, options = CASES[request.param]
+    family, options = CASES[case]
     made = tokenizer(**options)
     model = FAMILIES[family](vocab_size=len(made), bos_token_id=0, eos_token_id=1, max_position_embeddings=2048)
     model.save_pretrained("tiny")
@@ -51,14 +56,16 @@ def call(module, monkeypatch, *words: str) -> None:
     module.main()
 
 
-def test_a_target_of_ones_own_gets_heads_that_draft_for_it(folder, monkeypatch, capsys):
+def test_a_target_of_ones_own_gets_heads_that_draft_for_it(folder, case, monkeypatch, capsys):
     own = ["--pair", folder, "--dtype", "float32"]
     call(training, monkeypatch, "corpus", *own, "--tokens", "400", "--rows", "8")
     call(training, monkeypatch, "corpus", *own, "--tokens", "200", "--rows", "8", "--guided")
     written = corpus.load(Path("drafts_of_tiny/corpus"), Path("drafts_of_tiny/corpus/guided"))
     assert sum(len(dialogue.answer) for dialogue in written) >= 600
     call(training, monkeypatch, "held-out", *own)
-    names = ["vdm", "medusa", "eagle", "eagle3", "edd", "hass"]
+    names = ["eagle", "edd"]
+    if "chat template" in case:  # once is enough for the others
+        names += ["vdm", "medusa", "eagle3", "hass"]
     call(training, monkeypatch, "train", *names, *own, "--vocabulary", "64")
     call(training, monkeypatch, "report", *own)
     table = pd.read_csv("drafts_of_tiny/results/heads_held_out.csv")
