@@ -16,7 +16,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PINS) -e
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 PARALLEL := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help lab test test-all test-code test-notebooks noise train-smoke figures stills screens html slides readme fetch lint clean
+.PHONY: help lab test test-all test-code test-notebooks faults noise train-smoke figures stills screens html slides readme fetch lint clean
 .DEFAULT_GOAL := lab
 .NOTPARALLEL:             # nothing else beside tests, which fill the machine
 
@@ -54,6 +54,9 @@ test-code: $(VENV)/.dev fetch   # the tests alone: make test-code TESTS=tests/lo
 
 test-notebooks: $(VENV)/.dev fetch    # every notebook's saved output against a fresh run; with solutions: ALL=1
 	$(PARALLEL) $(BIN)/python -m pytest --nbval --nbval-current-env -n $(JOBS) --dist loadfile $(if $(strip $(ALL)),$(NB),$(MAINS))
+
+faults: $(VENV)/.dev fetch      # plant known faults in a copy, one at a time: does a test notice each? half an hour
+	$(PARALLEL) $(BIN)/python tools/plant_faults.py
 
 noise: $(VENV)/.dev fetch       # tests and notebooks while torch rounds like another processor: make noise SEED=2
 	SPECNB_NOISE=$(SEED) $(MAKE) --keep-going ALL=1 test-code test-notebooks

@@ -73,20 +73,25 @@ def test_a_pair_of_a_heads_entries_is_turned_by_its_position():
 UNEVEN = growth.Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)))
 
 
+def any_path(draft, p, coins) -> verifiers.Verdict:
+    """Accept a path drawn from all that the draft has, the empty one too: no head here is trained."""
+    node = coins.choose(torch.full((len(draft.tree),), 1 / len(draft.tree)))
+    return verifiers.Verdict(draft.tree.path(node), coins.choose(p[node]))
+
+
 def drafted(
     kind: str, model=None, poison: float = 0.0, break_it=lambda inner: None, prompt=(3, 1, 4, 1, 5), **options
 ) -> Compared:
-    """Decode 14 tokens with a checked head of this kind over an uneven tree; options: of draft_model."""
+    """Decode 28 tokens with a checked head of this kind over an uneven tree; options: of draft_model."""
     model = model or llama()
     parts = make(model, *KINDS[kind])
     inner = heads.draft_model(deepcopy(parts[0]), *parts[1:], **options)
     compared = Compared(inner, parts, model, poison)
     break_it(inner)
     shape = growth.kary(2, 3) if kind == "medusa" else UNEVEN
-    # at T = 2 drafted tokens are accepted now and then although nothing here is trained
-    decode(
-        Target(model), TreeDrafter(compared, shape), verifiers.by_draw, list(prompt), max_new_tokens=14, temperature=2.0
-    )
+    text = decode(Target(model), TreeDrafter(compared, shape), any_path, list(prompt), max_new_tokens=28)
+    paths = [step.verdict.path for step in text.steps]
+    assert any(path != tuple(range(1, 1 + len(path))) for path in paths)  # a node's row is not its depth
     return compared
 
 
