@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from specnb.decode import Step
-from specnb.tree import TokenTree
+from specnb.sampling import Coins
+from specnb.tree import Draft, TokenTree, Verdict
 
 VOCABULARY = 50
 TEMPLATE = (
@@ -107,6 +108,15 @@ def generated(model: torch.nn.Module, prompt: Sequence[int], count: int, **optio
     ids = torch.tensor([list(prompt)])
     settings = {"do_sample": False, "max_new_tokens": count, **options}
     return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
+
+
+def any_path(draft: Draft, p: torch.Tensor, coins: Coins) -> Verdict:
+    """A verifier that accepts any path of the draft, the empty one too, where no model would: the text is no model's.
+
+    Untrained models agree hardly ever, so that nothing of an accepted path would be looked at.
+    """
+    node = coins.choose(torch.full((len(draft.tree),), 1 / len(draft.tree)))
+    return Verdict(draft.tree.path(node), coins.choose(p[node]))
 
 
 def tau(steps: Sequence[Step]) -> float:

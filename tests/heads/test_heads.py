@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from rounding import PRODUCTS, rounding, same
-from tiny import VOCABULARY, gpt_neox, llama, qwen2
+from tiny import VOCABULARY, any_path, gpt_neox, llama, qwen2
 from tiny_heads import IDS, KINDS, Compared, make
 
 from specnb import growth, heads, masks, verifiers
@@ -71,12 +71,6 @@ def test_a_pair_of_a_heads_entries_is_turned_by_its_position():
 
 
 UNEVEN = growth.Static(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)))
-
-
-def any_path(draft, p, coins) -> verifiers.Verdict:
-    """Accept a path drawn from all that the draft has, the empty one too: no head here is trained."""
-    node = coins.choose(torch.full((len(draft.tree),), 1 / len(draft.tree)))
-    return verifiers.Verdict(draft.tree.path(node), coins.choose(p[node]))
 
 
 def drafted(

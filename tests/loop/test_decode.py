@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rounding import same
-from tiny import VOCABULARY, generated, llama, tau
+from tiny import VOCABULARY, generated, llama, near_copy, tau
 from transformers import GenerationConfig
 
 from specnb import exact, growth, verifiers
@@ -26,7 +26,8 @@ from specnb.models import Pair, prompts
 from specnb.target import Target
 from specnb.tree import Drawn, TokenTree
 
-TARGET, OTHER = llama(0), llama(1)
+TARGET = llama(0)
+OTHER = near_copy(TARGET)
 
 
 def own_draft(model, shape, drawn=Drawn.POINT):
@@ -43,6 +44,7 @@ DRAFTERS = {
     "swor": lambda: own_draft(OTHER, growth.kary(2, 2), Drawn.SWOR),
     "self": lambda: own_draft(TARGET, growth.kary(3, 2)),
 }
+TREES = {"binary", "eagle_25", "medusa_63"}
 
 
 @cache
@@ -53,10 +55,15 @@ def right_text(prompt: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("verifier", ["greedy", "one_hot", "by_draw", "sample_and_match"])
 def test_greedy_text_is_generates(name, verifier):
+    paths = []
     for prompt in ((7,), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)):
         out = decode(Target(TARGET), DRAFTERS[name](), verifiers.BY_NAME[verifier], prompt, max_new_tokens=30)
         assert list(out.tokens) == right_text(prompt)
         assert out.finish == "length"
+        paths += [step.verdict.path for step in out.steps]
+    assert any(paths) == (name != "plain")
+    if name in TREES:
+        assert any(path != tuple(range(1, 1 + len(path))) for path in paths)  # a later child was accepted
 
 
 def test_the_target_as_its_own_draft_accepts_everything():
@@ -294,7 +301,7 @@ def test_the_ids_of_a_cut_draft_model_stand_whatever_the_vocabulary():
 @pytest.mark.parametrize(("drawn", "verifier"), [(Drawn.POINT, verifiers.greedy), (Drawn.SWOR, verifiers.rrsw)])
 def test_where_a_draft_models_context_ends_the_text_goes_on_without_it(context, drawn, verifier):
     """Drafts reach the last position of the context, and no further; the text is written to its end."""
-    small = CausalLMDraft(llama(1, max_position_embeddings=context))
+    small = CausalLMDraft(near_copy(llama(max_position_embeddings=context)))  # its weights are the target's, nearly
     heat = 0.0 if verifier is verifiers.greedy else 1.0
     out = decode(
         Target(TARGET), TreeDrafter(small, growth.chain(4), drawn), verifier, [1, 2, 3], max_new_tokens=40,
@@ -315,10 +322,13 @@ def test_where_a_draft_models_context_ends_the_text_goes_on_without_it(context, 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], [45, 7, VOCABULARY - 1]])
 def test_a_draft_model_reads_on_where_it_does_not_know_a_token(drawn, verifier, prompt):
     """The target says tokens, and the prompt has some, that the draft's vocabulary of 20 lacks: same text."""
-    draft = CausalLMDraft(llama(1, vocab_size=20), vocabulary=VOCABULARY)
-    out = decode(Target(TARGET), TreeDrafter(draft, growth.kary(2, 2), drawn), verifier, prompt, max_new_tokens=30)
+    model = llama(vocab_size=20)
+    model.load_state_dict({k: w[:20] if len(w) == VOCABULARY else w for k, w in TARGET.state_dict().items()})
+    drafter = TreeDrafter(CausalLMDraft(model, vocabulary=VOCABULARY), growth.kary(2, 2), drawn)
+    out = decode(Target(TARGET), drafter, verifier, prompt, max_new_tokens=30)
     assert list(out.tokens) == generated(TARGET, prompt, 30)
     assert max(out.tokens) >= 20
+    assert tau(out.steps) > 1
 
 
 def test_the_law_of_a_target_with_more_tokens_than_its_draft_is_exact():

@@ -6,7 +6,7 @@ Whatever a model puts out is marked, as is all that is computed from it; a read 
 import pytest
 import tiny_heads
 import torch
-from tiny import llama
+from tiny import any_path, llama, near_copy
 from torch import Tensor
 
 from specnb import decode as loop
@@ -80,7 +80,8 @@ def marked(draft):
     return draft
 
 
-TARGET, OTHER = llama(vocab_size=V), llama(1, vocab_size=V)
+TARGET = llama(vocab_size=V)
+OTHER = near_copy(TARGET)
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +121,7 @@ def counted(drafter, model, verifier, temperature: float, tokens: int = 24) -> l
             | {
                 "drawn": drawn,
                 "rejected": sum(not trial.accepted for trial in step.verdict.trials),
+                "accepted": len(step.verdict.path),
                 "of": len(step.draft.tree),
             }
         )
@@ -166,6 +168,16 @@ def test_sampled_steps_read_two_scalars_more_for_what_is_drawn_or_rejected(name,
         assert step["reads"] <= 2 + step["levels"] + 2 * (step["drawn"] + step["rejected"])
         assert step["bytes"] < 64 * 1024
         assert step["largest"] < REDUCED  # no row, not even of the reduced vocabulary
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_of_an_accepted_path_nothing_more_is_read(name):
+    """Neither its tokens nor the states that a head takes over."""
+    model = marked(MODELS[name]())
+    steps = counted(TreeDrafter(model, growth.kary(2, 3)), model, any_path, 1.0)
+    for step in steps:
+        assert step["reads"] <= 2 + step["levels"]
+    assert sum(step["accepted"] for step in steps) > len(steps)
 
 
 @pytest.mark.parametrize("name", [*LEARNERS, "ptd that samples"])

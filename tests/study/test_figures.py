@@ -226,6 +226,19 @@ def test_any_number_of_panels_is_drawn(count, rows):
     plt.close(figure)
 
 
+def test_the_legends_marks_are_those_drawn():
+    panel = Panel("measure", ["a"], ["x"], pd.DataFrame())
+    panel.printed("a", "x", pd.DataFrame({"value": [2.0], "error": [None]}))
+    panel.ours("a", "x", Estimate(1.0, 0.5, 1.5, 20))
+    figure = draw.drawn([panel])
+    look = lambda line: (line.get_marker(), line.get_markerfacecolor() == "white")  # noqa: E731
+    in_legend = {handle.get_label().split(",")[0]: look(handle) for handle in figure.legends[0].legend_handles}
+    values = {line.get_ydata()[0]: look(line) for line in figure.axes[0].lines if len(line.get_ydata()) == 1}
+    assert in_legend == {"the paper": values[2.0], "ours": values[1.0]}
+    assert values[1.0] != values[2.0]
+    plt.close(figure)
+
+
 # --- the list
 
 
