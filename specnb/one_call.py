@@ -22,7 +22,7 @@ from specnb.decode import Drafter, Generation, Step, steps
 from specnb.drafters import AutoDrafter, CausalLMDraft, Datastore, DraftModel, NgramDrafter, RetrievalDrafter, seconds
 from specnb.models import Pair, files
 from specnb.selfcheck import identity
-from specnb.target import Target, context_length, output_rows
+from specnb.target import Target, output_rows
 
 HEAD = "hass"  # the trained draft head
 LOOKED_UP = 15  # nodes of the draft tree that are looked up in texts
@@ -210,13 +210,22 @@ def _load(name: str, dtype: str | None) -> Pair:
     return models.load_pair(name, dtype=dtype)
 
 
-@cache
+CHOICES: dict[Pair, Choice] = {}  # of this process
+
+
 def fastest_drafter(pair: Pair, *, anew: bool = False) -> Choice:
     """The fastest drafter for a pair, once a process.
 
     With a draft model (the checkout's trained head, for the embedded target; a pair's own) it is ``AutoDrafter``, sized
     by what forwards take here (``drafters.seconds.kept``); without one, the n-gram tree. anew: measure that again.
     """
+    if anew or pair not in CHOICES:
+        CHOICES[pair] = _choose(pair, anew)
+    return CHOICES[pair]
+
+
+def _choose(pair: Pair, anew: bool) -> Choice:
+    """``fastest_drafter``, chosen now."""
     if pair.name == models.EMBEDDED and files.CHECKED_OUT:
         draft = heads.load_draft(HEAD, pair.target)
         draft_name = f"{HEAD} {heads.hashes([HEAD])[HEAD]}"
@@ -239,8 +248,7 @@ def _auto(
     pair: Pair, draft: DraftModel, draft_name: str, looked_up: RetrievalDrafter | None, anew: bool
 ) -> AutoDrafter:
     """AutoDrafter with this machine's prices."""
-    contexts = [context_length(model) for model in (pair.target, pair.draft) if model is not None]
-    prefix = min(seconds.PREFIX, min(contexts) - 1)
+    prefix = min(seconds.PREFIX, seconds.room_for_prefix(pair.target, pair.draft))
     prices = seconds.kept(Target(pair.target), draft, draft_name, prefix, anew=anew)
     return AutoDrafter(draft, prices.target, prices.draft, looked_up)
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
@@ -146,24 +146,24 @@ def two_models(name: str, run: Callable, dtype: torch.dtype = torch.float64) -> 
     return Convention(name, whole_text(run, dtype), "a whole generation, with two models", lengths=(1, 2))
 
 
-def _medusa(function: Callable) -> Callable:
+def _medusa(function: Callable, **options) -> Callable:
     """Medusa's says which candidate and how much of it; the next token is drawn from the target, at temperature 1."""
 
     def sampler(logits, candidates, _):
-        best, accepted = function(logits, candidates, 1.0, 0.3, 0.09, 1.0, sampling="nucleus")
+        best, accepted = function(logits, candidates, temperature=1.0, **options)
         return best, accepted, logits[int(best), int(accepted)].softmax(-1)
 
     return sampler
 
 
-def _medusa_typical(function: Callable) -> Callable:
-    def sampler(logits, candidates, _):
-        best, accepted = function(logits, candidates, 1.0, 0.3, 0.09, sampling="typical", fast=True)
-        return best, accepted, logits[int(best), int(accepted)].softmax(-1)
-
-    return sampler
-
-
+GPT_FAST = Sampler(
+    "pytorch-labs/gpt-fast",
+    "generate.speculative_decode",
+    lambda module: module("generate").speculative_decode,
+    two_models("gpt-fast", _gpt_fast),
+    "temperature 1",
+    absent=("sentencepiece", "model", "tokenizer"),
+)
 SAMPLERS = (
     Sampler(
         "huggingface/transformers",
@@ -199,23 +199,8 @@ SAMPLERS = (
         "temperature 1",
         absent=("globals",),
     ),
-    Sampler(
-        "pytorch-labs/gpt-fast",
-        "generate.speculative_decode",
-        lambda module: module("generate").speculative_decode,
-        two_models("gpt-fast", _gpt_fast),
-        "temperature 1",
-        absent=("sentencepiece", "model", "tokenizer"),
-    ),
-    Sampler(
-        "pytorch-labs/gpt-fast",
-        "generate.speculative_decode",
-        lambda module: module("generate").speculative_decode,
-        two_models("gpt-fast", _gpt_fast),
-        "temperature 1, the last commit before batches",
-        absent=("sentencepiece", "model", "tokenizer"),
-        folder="gpt-fast-before-batches",
-    ),
+    GPT_FAST,
+    replace(GPT_FAST, arguments="temperature 1, the last commit before batches", folder="gpt-fast-before-batches"),
     Sampler(
         "SafeAILab/EAGLE",
         "eagle.model.utils.evaluate_posterior",
@@ -226,7 +211,7 @@ SAMPLERS = (
     Sampler(
         "FasterDecoding/Medusa",
         "medusa.model.utils.evaluate_posterior",
-        lambda module: _medusa(module("medusa.model.utils").evaluate_posterior),
+        lambda module: _medusa(module("medusa.model.utils").evaluate_posterior, sampling="nucleus", top_p=1.0),
         conventions.POSTERIOR,
         "sampling='nucleus', top_p=1, temperature 1",
         claims="not said",
@@ -234,7 +219,7 @@ SAMPLERS = (
     Sampler(
         "FasterDecoding/Medusa",
         "medusa.model.utils.evaluate_posterior",
-        lambda module: _medusa_typical(module("medusa.model.utils").evaluate_posterior),
+        lambda module: _medusa(module("medusa.model.utils").evaluate_posterior, sampling="typical"),
         conventions.POSTERIOR,
         "sampling='typical', temperature 1",
         claims="lossy by design",
@@ -278,6 +263,7 @@ def judged(sampler: Sampler, checkouts: Path) -> dict[str, object]:
         "function": sampler.function,
         "arguments": sampler.arguments,
         "claims": sampler.claims,
+        "report": sampler.report,
     }
     folder = None if name == "transformers" else (checkouts / name).resolve()
     if folder is not None and not folder.is_dir():

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from scipy.optimize import isotonic_regression
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from specnb import cache_dir
 from specnb.decode import now
 from specnb.drafters.draft_models import DraftModel
 from specnb.models import files, provenance
 from specnb.selfcheck import identity
-from specnb.target import Target
+from specnb.target import Target, context_length
 from specnb.tree import TokenTree
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of nodes for which forwards are measured
@@ -72,6 +73,11 @@ def rising(medians: Sequence[float], most: int) -> tuple[float, ...]:
     """
     seconds = isotonic_regression(np.asarray(medians, dtype=float)).x
     return tuple(np.interp(range(1, most + 1), SIZES, seconds).tolist())
+
+
+def room_for_prefix(*models: PreTrainedModel | None) -> int:
+    """The most tokens that a prefix may have: the shortest context of these models has room for one token more."""
+    return min(context_length(model) for model in models if model is not None) - 1
 
 
 @dataclass(frozen=True)

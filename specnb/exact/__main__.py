@@ -10,7 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-NAMES = ("plain", "transformers", "vllm", "sglang", "posterior", "verifier")
+import torch
+
+from specnb.exact.conventions import CONVENTIONS
+from specnb.exact.judgement import BY_DESIGN, judge
 
 
 def options(words: list[str] | None) -> argparse.Namespace:
@@ -18,7 +21,9 @@ def options(words: list[str] | None) -> argparse.Namespace:
         prog="python -m specnb.exact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sampler", metavar="FILE.py:FUNCTION", help="or MODULE:FUNCTION, of an installed package")
-    parser.add_argument("--as", dest="convention", choices=NAMES, default="plain", help="how it is called (plain)")
+    parser.add_argument(
+        "--as", dest="convention", choices=CONVENTIONS, default="plain", help="how it is called (plain)"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="draft tokens; by default 1 and 2")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32", "bfloat16", "float16"],
                         help="in which it computes: what may be called rounding depends on it (float64)")  # fmt: skip
@@ -59,11 +64,6 @@ def loaded(place: str, function: str) -> Callable:
 def main(words: list[str] | None = None) -> int:
     """The command line; the exit status. words: its arguments, None for those of the process."""
     given = options(words)
-    import torch
-
-    from specnb.exact.conventions import CONVENTIONS
-    from specnb.exact.judgement import BY_DESIGN, judge
-
     try:
         sampler = loaded(given.place, given.function)
         found = judge(

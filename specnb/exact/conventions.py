@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import torch
 
-from specnb.exact.judgement import Convention, Step, World, chain_step, draw_chain, rows
+from specnb import growth
+from specnb.exact.enumeration import committed, toy_drafter, verify_once
+from specnb.exact.judgement import Convention, Step, World, chain_step
 from specnb.exact.random_functions import randomness
 from specnb.sampling import Coins
-from specnb.tree import Draft, Drawn, TokenTree
+from specnb.tree import Drawn
 
 PLACEHOLDER = -1  # what vLLM puts where nothing was committed
 
@@ -90,7 +92,9 @@ def _posterior(sampler: Callable) -> Step:
         width = 2
         likeliest = world.q(()).topk(width).indices.tolist()
         candidates = torch.tensor([[0, token] for token in likeliest])  # (leaves, 1 + depth)
-        logits = torch.stack([torch.stack([world.p(()), world.p((token,))]) for token in likeliest]).log()
+        after_nothing = world.p(()).expand(width, -1)
+        after_token = torch.stack([world.p((token,)) for token in likeliest])
+        logits = torch.stack([after_nothing, after_token], dim=1).log()  # (leaves, 1 + depth, V)
         with randomness(coins):
             best, accepted, sample_p = sampler(logits, candidates, lambda _, scores: scores)
             accepted = int(accepted)
@@ -105,13 +109,9 @@ def _verifier(sampler: Callable) -> Step:
     """A chain that was drawn, as this project's verifiers take it."""
 
     def step(world: World, length: int, coins: Coins) -> tuple[int, ...]:
-        drafted = draw_chain(world.q, length, coins)
-        tree = TokenTree([0, *drafted], list(range(-1, length)))
-        q = rows(world.q, drafted, length + 1)
-        p = rows(world.p, drafted, length + 1)
-        verdict = sampler(Draft(tree, q, Drawn.IID), p, coins)
-        accepted = [tree.token_list[node] for node in verdict.path]
-        return (*accepted, verdict.next_token)
+        drafter = toy_drafter(world.q, growth.chain(length), Drawn.IID)
+        draft, verdict = verify_once(drafter, sampler, world.p, coins, depth=length)
+        return committed(draft, verdict)
 
     return step
 

@@ -165,13 +165,23 @@ def output_law(drafter: Drafter, verifier: Verifier, p: Model, *, depth: int, wa
 
     def step(coins: Coins) -> tuple[int, ...]:
         draft, verdict = verify_once(drafter, verifier, p, coins, depth=depth, warp=warp)
-        accepted = [draft.tree.token_list[node] for node in verdict.path]
-        return (*accepted, verdict.next_token)
+        return committed(draft, verdict)
 
+    return completed(law(step), p, depth + 1)
+
+
+def committed(draft: Draft, verdict: Verdict) -> tuple[int, ...]:
+    """The tokens that a step commits: the accepted path and the next token."""
+    accepted = [draft.tree.token_list[node] for node in verdict.path]
+    return (*accepted, verdict.next_token)
+
+
+def completed(beginnings: Law, p: Model, length: int) -> Law:
+    """The law of texts of this length that begin by one law, of token tuples, and are continued by the model p."""
     result: Law = defaultdict(float)
-    for tokens, mass in law(step).items():
-        completed = law(partial(sample, p, tokens, depth + 1))
-        for text, chance in completed.items():
+    for tokens, mass in beginnings.items():
+        continued = law(partial(sample, p, tokens, length))
+        for text, chance in continued.items():
             result[text] += mass * chance
     return dict(result)
 

@@ -7,23 +7,25 @@ on, with short drafts first, and the first one that fails is shown. How a sample
 (``conventions``).
 """
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from specnb.exact.enumeration import Law, Model, joint, law, random_model, sample, total_variation
+from specnb.exact.enumeration import Law, Model, completed, joint, law, random_model, rows, sample, total_variation
 from specnb.exact.random_functions import randomness
 from specnb.exact.symbols import NotJudged
 from specnb.sampling import Coins
+from specnb.tree import TokenTree
 
 EXACT = 1e-12  # largest distance of laws that are equal, in float64
 ROUNDINGS = 2  # largest distance for a sampler that computes in lower precision, in units of its epsilon
 SHOWN = 6  # sequences of coins that a counterexample prints
 MOST_SCRIPTS = 200_000  # sequences of coins in one world
+CONFIRMATIONS = 5  # further rounds over all sequences of coins, before a sampler is called wrong
 
 LOSSLESS = "lossless"
 ROUNDING = "lossless up to rounding"
@@ -131,19 +133,6 @@ class Convention:
     lengths: tuple[int, ...] = (1, 2)  # numbers of draft tokens to try
 
 
-def rows(model: Model, drafted: Sequence[int], count: int) -> Tensor:
-    """(count, V) a model's laws behind the first 0, 1, 2, … tokens of a chain."""
-    return torch.stack([model(tuple(drafted[:length])) for length in range(count)])
-
-
-def draw_chain(q: Model, length: int, coins: Coins) -> list[int]:
-    """A chain of draft tokens, each drawn from q behind those before."""
-    drafted: list[int] = []
-    for _ in range(length):
-        drafted.append(coins.choose(q(tuple(drafted))))
-    return drafted
-
-
 def chain_step(verify: Callable[[Tensor, Tensor, list[int]], Sequence[int]]) -> Step:
     """A step that drafts a chain; verify(p (γ + 1, V), q (γ, V), drafted) returns what it commits.
 
@@ -151,9 +140,10 @@ def chain_step(verify: Callable[[Tensor, Tensor, list[int]], Sequence[int]]) -> 
     """
 
     def step(world: World, length: int, coins: Coins) -> tuple[int, ...]:
-        drafted = draw_chain(world.q, length, coins)
-        p = rows(world.p, drafted, length + 1)
-        q = rows(world.q, drafted, length)
+        drafted = list(sample(world.q, (), length, coins))
+        tree = TokenTree.chain([0, *drafted])  # the root stands for the empty text
+        p = rows(world.p, tree)
+        q = rows(world.q, tree)[:length]
         with randomness(coins):
             tokens = verify(p, q, drafted)
         return tuple(int(token) for token in tokens)
@@ -228,11 +218,15 @@ class Toss:
 
 @dataclass(frozen=True)
 class Script:
-    """One way a step can go: its coins, what it commits, and the probability of it all."""
+    """One way a step can go: its coins, and what it commits."""
 
     tosses: tuple[Toss, ...]
     committed: tuple[int, ...]
-    probability: float
+
+    @property
+    def probability(self) -> float:
+        """The product of its tosses' probabilities."""
+        return math.prod(toss.probabilities[toss.outcome] for toss in self.tosses)
 
     def __str__(self) -> str:
         return " · ".join(map(str, self.tosses)) + f" → commits {list(self.committed)}"
@@ -300,18 +294,20 @@ def judge(
     for length in lengths:
         for world in tried:
             try:
-                found = step_law(step, world, length)
-                distance = total_variation(found.texts, joint(world.p, length + 1))
-                shown = None
-                if distance > _allowed(dtype):
-                    shown = counterexample(step, world, length)
+                by_sampler = step_law(step, world, length)
             except NotJudged as error:
                 return Judgement(NOT_JUDGED, worst, judged, scripts, reason=str(error))
             judged += 1
-            scripts += found.scripts
-            if shown is not None:
+            scripts += len(by_sampler.scripts)
+            right = joint(world.p, length + 1)
+            distance = total_variation(by_sampler.texts, right)
+            if distance > _allowed(dtype):
+                try:
+                    _confirm(by_sampler, step, world, length)
+                except NotJudged as error:
+                    return Judgement(NOT_JUDGED, worst, judged, scripts, reason=str(error))
                 verdict = BY_DESIGN if by_design else LOSSY
-                return Judgement(verdict, distance, judged, scripts, shown)
+                return Judgement(verdict, distance, judged, scripts, counterexample(world, length, by_sampler, right))
             if distance > worst:
                 worst = distance
                 where = (world, length)
@@ -343,10 +339,10 @@ def assert_lossless(sampler: Callable, convention: Convention, **settings) -> No
 
 @dataclass(frozen=True)
 class StepLaw:
-    """The law of the texts that a step begins and the target completes, and how many sequences of coins it took."""
+    """The law of the texts that a step begins and the target completes, and all ways in which the step can go."""
 
     texts: Law
-    scripts: int
+    scripts: tuple[Script, ...]
 
 
 class _Noted:
@@ -401,10 +397,7 @@ def _run(step: Step, world: World, length: int, coins: Coins) -> Script:
             f"fewer coins: it keeps a state, or draws from a generator that was made before"
         )
     _check_committed(committed, world, length)
-    probability = 1.0
-    for toss in noted.tosses:
-        probability *= toss.probabilities[toss.outcome]
-    return Script(tuple(noted.tosses), committed, probability)
+    return Script(tuple(noted.tosses), committed)
 
 
 def _check_committed(committed: tuple[int, ...], world: World, length: int) -> None:
@@ -419,44 +412,37 @@ def _check_committed(committed: tuple[int, ...], world: World, length: int) -> N
 
 def step_law(step: Step, world: World, length: int) -> StepLaw:
     """The exact law of texts of length + 1 tokens. NotJudged if more than MOST_SCRIPTS runs would be needed."""
-    scripts = 0
+    scripts: list[Script] = []
 
     def committed(coins: Coins) -> tuple[int, ...]:
-        nonlocal scripts
-        scripts += 1
-        if scripts > MOST_SCRIPTS:
+        if len(scripts) == MOST_SCRIPTS:
             raise NotJudged(
                 f"more than {MOST_SCRIPTS} sequences of coins in the world {world.name!r}: ask for shorter drafts"
             )
-        return _run(step, world, length, coins).committed
-
-    texts: Law = defaultdict(float)
-    for tokens, mass in law(committed).items():
-        for text, chance in _completed(world.p, tokens, length + 1).items():
-            texts[text] += mass * chance
-    return StepLaw(dict(texts), scripts)
-
-
-def _completed(p: Model, tokens: tuple[int, ...], length: int) -> Law:
-    """The law of a text that begins with these tokens."""
-    return law(partial(sample, p, tokens, length))
-
-
-def counterexample(step: Step, world: World, length: int) -> Counterexample:
-    """The text whose probability a sampler gets wrong by most, with all that leads to it."""
-    given = step_law(step, world, length).texts
-    right = joint(world.p, length + 1)
-    laws = {}
-    for tokens in sorted({*given, *right}):
-        laws[tokens] = (given.get(tokens, 0.0), right.get(tokens, 0.0))
-    wrong = max(laws, key=lambda tokens: abs(laws[tokens][0] - laws[tokens][1]))
-    scripts: list[Script] = []
-
-    def noted(coins: Coins) -> int:
         script = _run(step, world, length, coins)
-        if script.committed == wrong[: len(script.committed)]:
-            scripts.append(script)
-        return 0
+        scripts.append(script)
+        return script.committed
 
-    law(noted)
-    return Counterexample(world, length, wrong, *laws[wrong], laws, tuple(scripts))
+    texts = completed(law(committed), world.p, length + 1)
+    return StepLaw(texts, tuple(scripts))
+
+
+def _confirm(found: StepLaw, step: Step, world: World, length: int) -> None:
+    """NotJudged if a sampler does anything else in CONFIRMATIONS further rounds over all sequences of coins.
+
+    A sampler that hides randomness may by luck do the same twice, where few sequences are to be run. Before it is
+    called wrong it has to be wrong in the same way again.
+    """
+    for _ in range(CONFIRMATIONS):
+        if step_law(step, world, length).scripts != found.scripts:
+            raise NotJudged("run once more with the same coins, the sampler did something else: it keeps a state")
+
+
+def counterexample(world: World, length: int, by_sampler: StepLaw, right: Law) -> Counterexample:
+    """The text whose probability is most wrong, with all that leads to it. right: the target's own law of texts."""
+    laws = {}
+    for tokens in sorted({*by_sampler.texts, *right}):
+        laws[tokens] = (by_sampler.texts.get(tokens, 0.0), right.get(tokens, 0.0))
+    wrong = max(laws, key=lambda tokens: abs(laws[tokens][0] - laws[tokens][1]))
+    leading = [script for script in by_sampler.scripts if script.committed == wrong[: len(script.committed)]]
+    return Counterexample(world, length, wrong, *laws[wrong], laws, tuple(leading))

@@ -40,17 +40,14 @@ from specnb.sampling import Coins
 # torch functions, by name without underscores, that only ask what a tensor is
 ASKS = {
     "size", "dim", "numel", "nelement", "len", "stride", "get", "element_size", "is_floating_point",
-    "storage_offset",
-    "is_contiguous", "shape", "ndimension", "is_complex", "is_cuda", "get_device", "data_ptr", "untyped_storage",
-    "empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full",
-    "new_tensor",
-    "is_inference", "requires_grad", "result_type",
+    "storage_offset", "is_contiguous", "shape", "ndimension", "is_complex", "is_cuda", "get_device", "data_ptr",
+    "untyped_storage", "empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones",
+    "new_full", "new_tensor", "is_inference", "requires_grad", "result_type",
 }  # fmt: skip
 # that move numbers and change none
 MOVES = {
     "view", "reshape", "squeeze", "unsqueeze", "flatten", "unflatten", "expand", "expand_as", "permute", "transpose",
-    "t",
-    "contiguous", "clone", "detach", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "type_as",
+    "t", "contiguous", "clone", "detach", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "type_as",
     "getitem", "index_select", "gather", "take_along_dim", "narrow", "select", "chunk", "split", "unbind", "repeat",
     "repeat_interleave", "flip", "roll", "movedim", "swapaxes", "cat", "concat", "stack", "where", "broadcast_to",
     "masked_select", "take", "view_as", "reshape_as", "tile", "hstack", "vstack", "unfold", "diagonal", "atleast_1d",
@@ -98,7 +95,6 @@ class Shadowed(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        plain = name.strip("_") if name.startswith("__") else name
         if name in REFUSED:
             raise RandomnessError(f"{name} is random and is not enumerated")
         drawn = self._drawn(name, args, kwargs)
@@ -106,7 +102,7 @@ class Shadowed(TorchFunctionMode):
             return drawn
         if not self._has_symbols((args, kwargs)):
             return function(*args, **kwargs)
-        return self._symbolic(function, name, plain, args, kwargs)
+        return self._symbolic(function, name, args, kwargs)
 
     # --- random functions
 
@@ -184,8 +180,8 @@ class Shadowed(TorchFunctionMode):
 
     # --- what is done with undecided numbers
 
-    def _symbolic(self, function, name: str, plain: str, args, kwargs):
-        base = plain.rstrip("_")
+    def _symbolic(self, function, name: str, args, kwargs):
+        base = name.strip("_")
         if name in READS:
             return self._read(name, args[0])
         if base in ASKS:

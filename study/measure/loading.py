@@ -15,7 +15,7 @@ from specnb.drafters import DraftModel, seconds
 from specnb.drafters.seconds import PREFIX, ForwardSeconds, measured
 from specnb.models import Graphs, Invariant, generate
 from specnb.models.graphs import SIZES
-from specnb.target import Target, context_length
+from specnb.target import Target
 from study import methods
 from study.measure.clock import recorded_as_asked
 from study.methods import IN_GRAPHS, INVARIANT, Auto, Method
@@ -142,8 +142,7 @@ def measured_behind(pair: models.Pair, wanted: int | None = None) -> int:
     wanted: this number; if None it is PREFIX, or less if a model's context is too short for that.
     Raises ValueError if the contexts have no room for the wanted tokens and one more.
     """
-    contexts = [context_length(model) for model in (pair.target, pair.draft) if model is not None]
-    room = min(contexts) - 1
+    room = seconds.room_for_prefix(pair.target, pair.draft)
     if wanted is None:
         return min(PREFIX, room)
     if wanted > room:

@@ -32,7 +32,7 @@ PRICES = ForwardSeconds(tuple(1 + 0.01 * nodes for nodes in range(32)), (0.01,) 
 def cheap_drafts(monkeypatch):
     """Prices as on a quiet machine with a small draft: what is measured here would change from run to run."""
     monkeypatch.setattr(one_call.seconds, "kept", lambda *args, **options: PRICES)
-    one_call.fastest_drafter.cache_clear()
+    one_call.CHOICES.clear()
 
 
 # --- from Python
@@ -72,6 +72,17 @@ def test_the_same_for_transformers():
             prompt, max_new_tokens=24, do_sample=False, custom_generate=specnb.custom_generate(model)
         )
         assert ours[0, prompt.shape[1] :].tolist() == right
+
+
+def test_a_drafter_that_is_measured_again_takes_the_place_of_the_first(monkeypatch):
+    both = pair()
+    asked = []
+    monkeypatch.setattr(one_call.seconds, "kept", lambda *args, anew: asked.append(anew) or PRICES)
+    first = one_call.fastest_drafter(both)
+    again = one_call.fastest_drafter(both, anew=True)
+    assert again is not first
+    assert one_call.fastest_drafter(both) is again
+    assert asked == [False, True]
 
 
 def test_a_character_over_several_tokens_counts_for_the_call_that_completes_it():
