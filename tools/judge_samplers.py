@@ -23,8 +23,9 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.exact import conventions, judge, randomness
-from specnb.exact.judgement import NOT_JUDGED, Convention, Model, Step, World
+from specnb.exact import CHAINS, Model, World, conventions, judge, randomness
+from specnb.exact.judgement import NOT_JUDGED, Convention, Step
+from specnb.growth import Static
 from specnb.models import files, provenance
 from specnb.sampling import Coins
 
@@ -77,8 +78,8 @@ def whole_text(run: Callable, dtype: torch.dtype) -> Callable[[Callable], Step]:
     """A step that is a generation: run(sampler, draft, target, γ, tokens wanted) returns the new tokens."""
 
     def with_sampler(sampler: Callable) -> Step:
-        def step(world: World, length: int, coins: Coins) -> tuple[int, ...]:
-            _fill(world, length)
+        def step(world: World, shape: Static, coins: Coins) -> tuple[int, ...]:
+            length = len(shape.paths)  # of a chain
             draft = ToyModel(world.q, world.vocabulary, dtype)
             target = ToyModel(world.p, world.vocabulary, dtype)
             with randomness(coins), contextlib.redirect_stderr(io.StringIO()):
@@ -88,16 +89,6 @@ def whole_text(run: Callable, dtype: torch.dtype) -> Callable[[Callable], Step]:
         return step
 
     return with_sampler
-
-
-def _fill(world: World, length: int) -> None:
-    """Work out the laws of all texts that may be asked for: inside ``randomness`` nothing can be drawn for them."""
-    texts: list[tuple[int, ...]] = [()]
-    for _ in range(2 * length + 2):
-        for text in texts:
-            world.p(text)
-            world.q(text)
-        texts = [(*text, token) for text in texts for token in range(world.vocabulary)]
 
 
 ROOT = torch.tensor([[1]])  # a text of one token
@@ -143,7 +134,7 @@ def _gpt_fast(sampler, draft, target, gamma, wanted):
 
 
 def two_models(name: str, run: Callable, dtype: torch.dtype = torch.float64) -> Convention:
-    return Convention(name, whole_text(run, dtype), "a whole generation, with two models", lengths=(1, 2))
+    return Convention(name, whole_text(run, dtype), "a whole generation, with two models", CHAINS)
 
 
 def _medusa(function: Callable, **options) -> Callable:

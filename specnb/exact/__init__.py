@@ -1,17 +1,54 @@
 """Losslessness as something to run: the exact law of any verifier, every outcome of every coin enumerated.
 
-``enumeration`` has ``law(fn)`` and what is built on it (output laws, accepted lengths, whole generations);
-``gallery`` has seventeen broken verifiers and how far each one's law is from the target's. For samplers that know
-nothing of coins, ``random_functions`` puts coins in place of what they draw (``symbols``: numbers that are not drawn),
-``judgement`` says whether they are lossless, and ``conventions`` how those in use are called; from the shell it is
-``python -m specnb.exact``.
+A law is a probability distribution, and a coin is a random decision.
+
+- ``laws`` has ``law(fn)``, the exact law of any function of coins, and laws of toy models.
+- For samplers that know nothing of coins, ``random_functions`` puts coins in place of what they draw (``symbols``:
+  numbers that are not drawn). ``judgement`` says whether they are lossless in the small ``worlds``, by ``scripts`` of
+  coins; ``drafting`` says whether a drafter draws from the q that it reports; ``conventions`` says how those in use are
+  called. From the shell it is ``python -m specnb.exact``. All these need torch and numpy only.
+- ``enumeration`` has the exact laws of this project's own drafters, verifiers and loop, and ``gallery`` seventeen
+  broken verifiers, and how far each one's law is from the target's.
 """
 
-from specnb.exact import conventions, gallery
-from specnb.exact.enumeration import (
-    Law, Model, accepted_given, accepted_law, engine_law, expectation, in_float64, joint, law, output_law, random_model,
-    rows, sample, total_variation, toy_draft, toy_drafter, verify_once,
-)  # fmt: skip
-from specnb.exact.judgement import Judgement, World, assert_lossless, judge, worlds
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from specnb.exact import conventions
+from specnb.exact.drafting import judge_drafter
+from specnb.exact.judgement import Judgement, assert_lossless, judge
+from specnb.exact.laws import (
+    Law,
+    Model,
+    completed,
+    expectation,
+    joint,
+    law,
+    random_model,
+    rows,
+    sample,
+    total_variation,
+)
 from specnb.exact.random_functions import randomness
 from specnb.exact.symbols import NotJudged, RandomnessError
+from specnb.exact.worlds import CHAINS, TREES, World, chains, worlds
+
+if TYPE_CHECKING:
+    from specnb.exact import gallery
+    from specnb.exact.enumeration import (
+        Argmax, accepted_given, accepted_law, engine_law, in_float64, output_law, toy_draft, toy_drafter, verify_once,
+    )  # fmt: skip
+
+_OF_ENUMERATION = {
+    "Argmax", "accepted_given", "accepted_law", "engine_law", "in_float64", "output_law", "toy_draft", "toy_drafter",
+    "verify_once",
+}  # fmt: skip
+
+
+def __getattr__(name: str):
+    """What needs transformers is imported when it is first asked for: the judge of other people's samplers does not."""
+    if name == "gallery":
+        return import_module("specnb.exact.gallery")
+    if name in _OF_ENUMERATION:
+        return getattr(import_module("specnb.exact.enumeration"), name)
+    raise AttributeError(f"module 'specnb.exact' has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """python -m specnb.exact FILE.py:FUNCTION --as CONVENTION: is this sampler lossless? By its exact output law.
 
-Exit status: 0 if it is lossless, 1 if it is not or cannot be judged, 2 for a wrong command.
+As ``draft`` or ``drafter`` it is asked whether a drafter draws from the q that it reports.
+Exit status: 0 if it is lossless (or honest), 1 if it is not or cannot be judged, 2 for a wrong command.
 """
 
 import argparse
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import torch
 
-from specnb.exact.conventions import CONVENTIONS
+from specnb.exact.conventions import CONVENTIONS, DRAFT_CONVENTIONS
+from specnb.exact.drafting import judge_drafter
 from specnb.exact.judgement import BY_DESIGN, judge
+from specnb.exact.worlds import chains
 
 
 def options(words: list[str] | None) -> argparse.Namespace:
@@ -22,9 +25,14 @@ def options(words: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("sampler", metavar="FILE.py:FUNCTION", help="or MODULE:FUNCTION, of an installed package")
     parser.add_argument(
-        "--as", dest="convention", choices=CONVENTIONS, default="plain", help="how it is called (plain)"
+        "--as",
+        dest="convention",
+        choices=[*CONVENTIONS, *DRAFT_CONVENTIONS],
+        default="plain",
+        help="how it is called (plain)",
     )
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="draft tokens; by default 1 and 2")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="N",
+                        help="try chains of so many draft tokens (1 and 2, and trees where they fit)")  # fmt: skip
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32", "bfloat16", "float16"],
                         help="in which it computes: what may be called rounding depends on it (float64)")  # fmt: skip
     parser.add_argument("--by-design", action="store_true", help="its authors mean it to be lossy: say by how much")
@@ -65,18 +73,21 @@ def main(words: list[str] | None = None) -> int:
     """The command line; the exit status. words: its arguments, None for those of the process."""
     given = options(words)
     try:
-        sampler = loaded(given.place, given.function)
-        found = judge(
-            sampler,
-            CONVENTIONS[given.convention],
-            lengths=given.lengths,
-            dtype=getattr(torch, given.dtype),
-            by_design=given.by_design,
-        )
+        function = loaded(given.place, given.function)
+        shapes = chains(*given.lengths) if given.lengths else None
+        dtype = getattr(torch, given.dtype)
+        if given.convention in DRAFT_CONVENTIONS:
+            found = judge_drafter(function, DRAFT_CONVENTIONS[given.convention], shapes=shapes, dtype=dtype)
+            is_fine = found.is_honest
+        else:
+            found = judge(
+                function, CONVENTIONS[given.convention], shapes=shapes, dtype=dtype, by_design=given.by_design
+            )
+            is_fine = found.is_lossless or found.verdict == BY_DESIGN
     except ValueError as error:
         given.refuse(str(error))
     print(found)
-    return 0 if found.is_lossless or found.verdict == BY_DESIGN else 1
+    return 0 if is_fine else 1
 
 
 if __name__ == "__main__":

@@ -1,22 +1,27 @@
-"""How samplers in use are called: one ``Convention`` each, a few lines from p, q and a draft to the arguments.
+"""How samplers and drafters in use are called: one convention each, a few lines from p, q and a draft to arguments.
 
 A convention says what it hands over and reads what comes back; the sampler itself is not touched. One of your own is
 ``Convention("mine", lambda sampler: chain_step(lambda p, q, drafted: …), "what it takes")``.
 """
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
 
-from specnb import growth
-from specnb.exact.enumeration import committed, toy_drafter, verify_once
-from specnb.exact.judgement import Convention, Step, World, chain_step
+from specnb.exact.drafting import DraftConvention, DraftStep, Drawing
+from specnb.exact.judgement import Convention, Step, chain_step, tree_step
+from specnb.exact.laws import Model, committed, rows
 from specnb.exact.random_functions import randomness
-from specnb.sampling import Coins
-from specnb.tree import Drawn
+from specnb.exact.worlds import CHAINS, TREES, World, draft_tree
+from specnb.growth import Static
+from specnb.sampling import Coins, Warp
+from specnb.tree import Draft, Drawn, TokenTree
 
 PLACEHOLDER = -1  # what vLLM puts where nothing was committed
+PADDING = -1  # what EAGLE puts behind a path that is shorter than the longest
 
 
 def _plain(sampler: Callable) -> Step:
@@ -32,49 +37,59 @@ def _transformers(sampler: Callable) -> Step:
     return chain_step(verify)
 
 
+def _tree(drawn: Drawn, sampler: Callable) -> Step:
+    return tree_step(lambda p, q, tree: sampler(p, q, tree.token_list, tree.parent_list), drawn)
+
+
 def _vllm(sampler: Callable) -> Step:
     def verify(p, q, drafted):
-        gamma = len(drafted)
-        bonus = torch.multinomial(p[-1], 1)[None]  # (1, 1), drawn outside of the sampler
-        metadata = SimpleNamespace(
-            all_greedy=False, all_random=True, temperature=torch.ones(1), generators={}, top_k=None, top_p=None
-        )
-        output = sampler(
-            torch.tensor(drafted),
-            [gamma],
-            gamma,
-            torch.tensor([gamma]),
-            q.contiguous(),
-            p[:-1].contiguous(),
-            bonus,
-            metadata,
-        )
-        return [token for token in output[0].tolist() if token != PLACEHOLDER]
+        return _call_vllm(sampler, p, drafted, q.contiguous())
 
     return chain_step(verify)
 
 
+def _vllm_ngram(sampler: Callable) -> Step:
+    """The draft was not drawn from a law, but looked up: here it is q's likeliest tokens."""
+
+    def verify(p, _, tree):
+        return _call_vllm(sampler, p, tree.token_list[1:], None)
+
+    return tree_step(verify, Drawn.POINT)
+
+
+def _call_vllm(sampler: Callable, p, drafted: list[int], draft_probs) -> list[int]:
+    gamma = len(drafted)
+    bonus = torch.multinomial(p[-1], 1)[None]  # (1, 1), drawn outside of the sampler
+    metadata = SimpleNamespace(
+        all_greedy=False, all_random=True, temperature=torch.ones(1), generators={}, top_k=None, top_p=None
+    )
+    output = sampler(
+        torch.tensor(drafted), [gamma], gamma, torch.tensor([gamma]), draft_probs, p[:-1].contiguous(), bonus, metadata
+    )
+    return [token for token in output[0].tolist() if token != PLACEHOLDER]
+
+
 def _sglang(sampler: Callable) -> Step:
-    def verify(p, q, drafted):
-        nodes = len(drafted) + 1
+    """SGLang's trees hold chosen tokens, and it hands its sampler zeros in place of q."""
+
+    def verify(p, _, tree):
+        nodes = len(tree)
         predicts = torch.full((nodes,), -1, dtype=torch.int32)
         accept_index = torch.full((1, nodes), -1, dtype=torch.int32)
         accept_token_num = torch.zeros(1, dtype=torch.int32)
-        following = torch.tensor([[*range(1, nodes), -1]])  # the tree is a chain
-        nobody = torch.full((1, nodes), -1)
-        draft_probs = torch.cat([q, torch.zeros_like(p[-1:])])
+        first_child, next_sibling = _links(tree)
         sampler(
             predicts=predicts,
             accept_index=accept_index,
             accept_token_num=accept_token_num,
-            candidates=torch.tensor([[0, *drafted]]),
+            candidates=tree.tokens[None],
             retrive_index=torch.arange(nodes)[None],
-            retrive_next_token=following,
-            retrive_next_sibling=nobody,
+            retrive_next_token=first_child[None],
+            retrive_next_sibling=next_sibling[None],
             uniform_samples=torch.rand((1, nodes), dtype=torch.float64),
             uniform_samples_for_final_sampling=torch.rand((1,), dtype=torch.float64),
-            target_probs=p[None],
-            draft_probs=draft_probs[None],
+            target_probs=p[None].clone(),
+            draft_probs=torch.zeros_like(p)[None],
             threshold_single=1.0,
             threshold_acc=1.0,
             deterministic=True,
@@ -82,35 +97,50 @@ def _sglang(sampler: Callable) -> Step:
         places = accept_index[0][accept_index[0] >= 0].long()
         return predicts[places].tolist()
 
-    return chain_step(verify)
+    return tree_step(verify, Drawn.POINT)
+
+
+def _links(tree: TokenTree) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n,) each: a node's first child, and its next sibling; −1 for none."""
+    first_child = torch.full((len(tree),), -1)
+    next_sibling = torch.full((len(tree),), -1)
+    for node, children in enumerate(tree.children):
+        if children:
+            first_child[node] = children[0]
+        for elder, younger in pairwise(children):
+            next_sibling[elder] = younger
+    return first_child, next_sibling
 
 
 def _posterior(sampler: Callable) -> Step:
     """Trees of the likeliest tokens, which are chosen and not drawn: q says nothing about them."""
 
-    def step(world: World, length: int, coins: Coins) -> tuple[int, ...]:
-        width = 2
-        likeliest = world.q(()).topk(width).indices.tolist()
-        candidates = torch.tensor([[0, token] for token in likeliest])  # (leaves, 1 + depth)
-        after_nothing = world.p(()).expand(width, -1)
-        after_token = torch.stack([world.p((token,)) for token in likeliest])
-        logits = torch.stack([after_nothing, after_token], dim=1).log()  # (leaves, 1 + depth, V)
-        with randomness(coins):
-            best, accepted, sample_p = sampler(logits, candidates, lambda _, scores: scores)
-            accepted = int(accepted)
-            following = int(torch.multinomial(sample_p, 1))
-        path = candidates[int(best), 1 : 1 + accepted].tolist()
-        return (*path, following)
+    def verify(p, _, tree):
+        paths = [tree.path(leaf) for leaf in tree.leaves]  # of nodes, without the root
+        longest = max(len(path) for path in paths)
+        candidates = torch.full((len(paths), 1 + longest), PADDING)
+        candidates[:, 0] = tree.tokens[0]
+        logits = p[-1].log().expand(len(paths), 1 + longest, -1).clone()  # (leaves, 1 + depth, V)
+        for leaf, path in enumerate(paths):
+            nodes = [0, *path]
+            candidates[leaf, : len(nodes)] = tree.tokens[nodes]
+            logits[leaf, : len(nodes)] = p[nodes].log()
+        best, accepted, sample_p = sampler(logits, candidates, lambda _, scores: scores)
+        path = candidates[int(best), 1 : 1 + int(accepted)].tolist()
+        following = int(torch.multinomial(sample_p, 1))
+        return [*path, following]
 
-    return step
+    return tree_step(verify, Drawn.POINT)
 
 
-def _verifier(sampler: Callable) -> Step:
-    """A chain that was drawn, as this project's verifiers take it."""
+def _verifier(drawn: Drawn, sampler: Callable) -> Step:
+    """This project's verifiers take their coins as an argument."""
 
-    def step(world: World, length: int, coins: Coins) -> tuple[int, ...]:
-        drafter = toy_drafter(world.q, growth.chain(length), Drawn.IID)
-        draft, verdict = verify_once(drafter, sampler, world.p, coins, depth=length)
+    def step(world: World, shape: Static, coins: Coins) -> tuple[int, ...]:
+        tree = draft_tree(world.q, shape, drawn, coins)
+        q = None if drawn is Drawn.POINT else rows(world.q, tree)
+        draft = Draft(tree, q, drawn)
+        verdict = sampler(draft, rows(world.p, tree), coins)
         return committed(draft, verdict)
 
     return step
@@ -132,20 +162,104 @@ VLLM = Convention(
     "target_probs (γ, V), bonus_token_ids (1, 1), sampling_metadata) → (1, γ + 1) with −1 for nothing, as vLLM's "
     "rejection_sample; the bonus token is drawn before, from p",
 )
+VLLM_NGRAM = Convention(
+    "vllm-ngram",
+    _vllm_ngram,
+    "the same with draft_probs None: the draft was looked up, here it is q's likeliest tokens",
+)
 SGLANG = Convention(
     "sglang",
     _sglang,
     "sampler(predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, "
     "retrive_next_sibling, uniform_samples, uniform_samples_for_final_sampling, target_probs, draft_probs, …), which "
-    "writes into the first three, as SGLang's tree_speculative_sampling_target_only; on chains that were drawn from q",
+    "writes into the first three, as SGLang's tree_speculative_sampling_target_only; trees of q's likeliest tokens, "
+    "and draft_probs are zeros, as SGLang hands them over",
+    TREES,
 )
 POSTERIOR = Convention(
     "posterior",
     _posterior,
     "sampler(logits (leaves, 1 + depth, V), candidates (leaves, 1 + depth), logits_processor) → (best candidate, "
-    "accepted tokens, law of the next token), as EAGLE-2's evaluate_posterior; the tree holds q's two likeliest tokens",
-    lengths=(1,),
+    "accepted tokens, law of the next token), as EAGLE-2's evaluate_posterior; trees of q's likeliest tokens, paths "
+    "that are shorter than others end in −1",
+    TREES,
 )
-VERIFIER = Convention("verifier", _verifier, "sampler(draft, p (n, V), coins) → Verdict, as in specnb.verifiers")
+_OF_TREES = (
+    "sampler(p (n, V), q (n, V), tokens, parents) → tokens; a row of p and q for each node, tokens and parents are "
+    "lists, node 0 is the last token of the text and has the parent −1; siblings are "
+)
+TREE = Convention("tree", partial(_tree, Drawn.IID), _OF_TREES + "drawn independently from q", TREES)
+TREE_SWOR = Convention("tree-swor", partial(_tree, Drawn.SWOR), _OF_TREES + "drawn from q without replacement", TREES)
+TREE_TOP_K = Convention("tree-top-k", partial(_tree, Drawn.POINT), _OF_TREES + "q's likeliest tokens", TREES)
+_OF_VERIFIERS = "sampler(draft, p (n, V), coins) → Verdict, as in specnb.verifiers; siblings are "
+VERIFIER = Convention("verifier", partial(_verifier, Drawn.IID), _OF_VERIFIERS + "drawn independently from q")
+VERIFIER_SWOR = Convention(
+    "verifier-swor", partial(_verifier, Drawn.SWOR), _OF_VERIFIERS + "drawn from q without replacement", TREES
+)
+VERIFIER_TOP_K = Convention(
+    "verifier-top-k", partial(_verifier, Drawn.POINT), _OF_VERIFIERS + "q's likeliest tokens", TREES
+)
 
-CONVENTIONS = {one.name: one for one in (PLAIN, TRANSFORMERS, VLLM, SGLANG, POSTERIOR, VERIFIER)}
+CONVENTIONS = {
+    one.name: one
+    for one in (
+        PLAIN, TREE, TREE_SWOR, TREE_TOP_K, TRANSFORMERS, VLLM, VLLM_NGRAM, SGLANG, POSTERIOR, VERIFIER, VERIFIER_SWOR,
+        VERIFIER_TOP_K,
+    )
+}  # fmt: skip
+
+
+# --- drafters: do they draw from the q that they report?
+
+
+def _draft_chain(drafter: Callable) -> DraftStep:
+    def step(q: Model, shape: Static, coins: Coins) -> tuple[Drawing, ...]:
+        with randomness(coins):
+            tokens, laws = drafter(q, len(shape.paths))
+        return tuple(Drawing.of(int(token), law) for token, law in zip(tokens, laws, strict=True))
+
+    return step
+
+
+def _draft_tree(make: Callable) -> DraftStep:
+    """This project's drafters propose a draft; a node's law is its parent's q, with elder siblings struck for SWOR."""
+
+    def step(q: Model, shape: Static, coins: Coins) -> tuple[Drawing, ...]:
+        drafter = make(q, shape)
+        drafter.begin((0,), Warp(), {})
+        draft = drafter.propose(coins, len(shape.paths))
+        drawings = []
+        for parent, children in enumerate(draft.tree.children):
+            struck = []  # elder siblings that cannot be drawn again
+            for child in children:
+                token = draft.tree.token_list[child]
+                drawings.append(Drawing.of(token, _reported(draft, parent, token, struck)))
+                if draft.drawn is Drawn.SWOR:
+                    struck.append(token)
+        return tuple(drawings)
+
+    return step
+
+
+def _reported(draft: Draft, parent: int, token: int, struck: list[int]) -> torch.Tensor:
+    """(V,) what a draft says about the law of a node: weights, not normalised."""
+    if draft.q is None:  # chosen
+        law = torch.zeros(token + 1)
+        law[token] = 1
+        return law
+    law = draft.q[parent].clone()
+    law[struck] = 0
+    return law
+
+
+DRAFT = DraftConvention(
+    "draft",
+    _draft_chain,
+    "drafter(q, count) → (tokens, laws (count, V)); q is a function from a tuple of tokens to the draft model's law "
+    "behind them, (V,); the laws are those that the drafter says its tokens were drawn from",
+    CHAINS,
+)
+DRAFTER = DraftConvention(
+    "drafter", _draft_tree, "make(q, shape) → a drafter with begin and propose, as in specnb.drafters", TREES
+)
+DRAFT_CONVENTIONS = {one.name: one for one in (DRAFT, DRAFTER)}

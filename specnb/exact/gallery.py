@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from specnb import exact
 from specnb.decode import Drafter, Verifier
-from specnb.exact import enumeration as exact
 from specnb.exact.enumeration import Argmax
 from specnb.growth import Growth, Static, chain
 from specnb.sampling import Coins, Warp

@@ -2,8 +2,7 @@
 
 from itertools import product
 
-from specnb import growth
-from specnb.exact import enumeration as exact
+from specnb import exact, growth
 from specnb.exact import gallery
 from specnb.growth import DynaTree, chain
 from specnb.models import Window

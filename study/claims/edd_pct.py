@@ -5,8 +5,7 @@ from itertools import product
 import pandas as pd
 from torch import Tensor
 
-from specnb import growth
-from specnb.exact import enumeration as exact
+from specnb import exact, growth
 from specnb.growth import Cape, Eagle2, Pct, kary
 from specnb.tree import Draft
 from study import experiments, paper

@@ -7,10 +7,9 @@ from itertools import product
 import pandas as pd
 from transformers import LlamaForCausalLM
 
-from specnb import growth, masks
+from specnb import exact, growth, masks
 from specnb.drafters import ProgressiveDrafter, textbook
 from specnb.drafters.pools import Trie
-from specnb.exact import enumeration as exact
 from specnb.exact import gallery
 from specnb.sampling import Coins, RandomCoins, Warp
 from specnb.target import Target

@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from specnb import heads
-from specnb.exact import enumeration as exact
+from specnb import exact, heads
 from specnb.growth import Eagle2, Salf, textbook
 from specnb.growth.textbook import Path
 from study import experiments

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specnb.exact import enumeration as exact
+from specnb import exact
 from specnb.growth.textbook import Path
 from specnb.target import Target
 from specnb.tree import TokenTree

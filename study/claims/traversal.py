@@ -9,9 +9,8 @@ import numpy as np
 from scipy.optimize import linprog
 from torch import Tensor
 
-from specnb import verifiers
+from specnb import exact, verifiers
 from specnb.decode import Verifier
-from specnb.exact import enumeration as exact
 from specnb.exact import gallery
 from specnb.growth import EAGLE_25, Static, chain, kary
 from specnb.growth.textbook import Path

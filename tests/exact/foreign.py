@@ -184,3 +184,135 @@ def threshold(p, q, drafted):
 
 
 WRONG = (no_residual, same_uniform, ratio_turned, residual_of_the_first, noise_used_again, threshold)
+
+
+# --- trees, in lists
+
+
+def children_of(node, parents):
+    return [child for child, parent in enumerate(parents) if parent == node]
+
+
+def tree_recursive(p, q, tokens, parents, strikes=False):
+    """Recursive rejection: after each refused sibling p becomes its residual. strikes: q loses the sibling, too."""
+    node = 0
+    path = []
+    while True:
+        rest, law = p[node].clone(), q[node].clone()
+        for child in children_of(node, parents):
+            token = tokens[child]
+            if random.random() * law[token] < rest[token]:
+                break
+            rest = torch.relu(rest - law)
+            rest = rest / rest.sum()
+            if strikes:
+                law[token] = 0
+                law = law / law.sum() if law.sum() > 0 else law
+        else:
+            return [*path, int(torch.multinomial(rest, 1))]
+        node = child
+        path.append(tokens[child])
+
+
+def tree_struck(p, q, tokens, parents):
+    """The same for siblings that were drawn without replacement."""
+    return tree_recursive(p, q, tokens, parents, strikes=True)
+
+
+def tree_of_likeliest(p, q, tokens, parents):
+    """The next token is drawn from p; if the tree has it, the walk goes on there. In numpy."""
+    generator = np.random.default_rng()
+    node = 0
+    path = []
+    while True:
+        token = int(generator.choice(len(p[node]), p=p[node].numpy()))
+        path.append(token)
+        there = [child for child in children_of(node, parents) if tokens[child] == token]
+        if not there:
+            return path
+        node = there[0]
+
+
+def tree_first_residual_only(p, q, tokens, parents):
+    """Wrong: every sibling is tried against p itself, and only the last residual is taken."""
+    node = 0
+    path = []
+    while True:
+        rest = p[node]
+        for child in children_of(node, parents):
+            if random.random() * q[node, tokens[child]] < p[node, tokens[child]]:
+                break
+            rest = torch.relu(p[node] - q[node])
+        else:
+            return [*path, int(torch.multinomial(rest, 1))]
+        node = child
+        path.append(tokens[child])
+
+
+def tree_by_softmax(p, q, tokens, parents):
+    """Wrong for chosen tokens: min(1, p / q) with the q that they were chosen by."""
+    return tree_recursive(p, q, tokens, parents)
+
+
+# --- drafters
+
+
+def draws_and_reports(q, count):
+    tokens, laws = [], []
+    for _ in range(count):
+        law = q(tuple(tokens))
+        laws.append(law)
+        tokens.append(int(torch.multinomial(law, 1)))
+    return tokens, laws
+
+
+def chooses_and_reports_one_hot(q, count):
+    tokens, laws = [], []
+    for _ in range(count):
+        token = int(q(tuple(tokens)).argmax())
+        laws.append(torch.nn.functional.one_hot(torch.tensor(token), 3))
+        tokens.append(token)
+    return tokens, laws
+
+
+def draws_by_noise(q, count):
+    """An exponential race, as engines draw; the law that is reported is cut to the top 2 as the drawn one is."""
+    tokens, laws = [], []
+    for _ in range(count):
+        law = q(tuple(tokens))
+        law = law.where(law >= law.topk(2).values[-1], 0.0)
+        law = law / law.sum()
+        laws.append(law)
+        tokens.append(int((law / torch.empty_like(law).exponential_()).argmax()))
+    return tokens, laws
+
+
+def reports_before_the_temperature(q, count):
+    """Wrong: drawn at temperature 1/2, reported at 1."""
+    tokens, laws = [], []
+    for _ in range(count):
+        law = q(tuple(tokens))
+        laws.append(law)
+        tokens.append(int(torch.multinomial(law**2 / (law**2).sum(), 1)))
+    return tokens, laws
+
+
+def chooses_and_reports_softmax(q, count):
+    """Wrong: the likeliest token, said to be drawn."""
+    tokens, laws = [], []
+    for _ in range(count):
+        law = q(tuple(tokens))
+        laws.append(law)
+        tokens.append(int(law.argmax()))
+    return tokens, laws
+
+
+def reports_the_row_before(q, count):
+    """Wrong from the second token on."""
+    tokens, laws = [], []
+    law = q(())
+    for _ in range(count):
+        laws.append(law)
+        law = q(tuple(tokens))
+        tokens.append(int(torch.multinomial(law, 1)))
+    return tokens, laws

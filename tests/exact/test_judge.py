@@ -47,12 +47,12 @@ def test_a_wrong_one_is_refuted_by_a_law_that_adds_up(sampler):
 
 def test_the_smallest_counterexample_comes_first():
     """A bug of the second position needs two draft tokens; the others are refuted with one."""
-    lengths = {
-        sampler.__name__: exact.judge(sampler, conventions.PLAIN).counterexample.length for sampler in foreign.WRONG
+    shapes = {
+        sampler.__name__: exact.judge(sampler, conventions.PLAIN).counterexample.shape.name for sampler in foreign.WRONG
     }
-    assert lengths == {
-        "no_residual": 1, "same_uniform": 2, "ratio_turned": 1, "residual_of_the_first": 2, "noise_used_again": 1,
-        "threshold": 1,
+    assert shapes == {
+        "no_residual": "a chain of 1", "same_uniform": "a chain of 2", "ratio_turned": "a chain of 1",
+        "residual_of_the_first": "a chain of 2", "noise_used_again": "a chain of 1", "threshold": "a chain of 1",
     }  # fmt: skip
 
 
@@ -74,8 +74,21 @@ def test_transformers_own_is_lossless_and_its_ensemble_weight_is_not():
 
 
 @pytest.mark.parametrize("name", ["token_level", "by_draw", "block", "traversal", "rrs", "rrsw"])
-def test_our_own_verifiers(name):
+def test_our_own_verifiers_on_chains(name):
     assert exact.judge(getattr(verifiers, name), conventions.VERIFIER).verdict == judgement.LOSSLESS
+
+
+@pytest.mark.parametrize(
+    ("name", "convention"),
+    [
+        ("rrsw", conventions.VERIFIER_SWOR),
+        ("traversal", conventions.VERIFIER_SWOR),
+        ("one_hot", conventions.VERIFIER_TOP_K),
+        ("sample_and_match", conventions.VERIFIER_TOP_K),
+    ],
+)
+def test_our_own_verifiers_on_trees(name, convention):
+    assert exact.judge(getattr(verifiers, name), convention).verdict == judgement.LOSSLESS
 
 
 def test_a_verifier_that_accepts_everything():
@@ -104,52 +117,103 @@ def as_vllm(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens
 
 
 def as_sglang(*, predicts, accept_index, accept_token_num, candidates, uniform_samples, **rest):
-    """A sampler with SGLang's arguments, on a chain."""
-    p, q = rest["target_probs"][0], rest["draft_probs"][0]
+    """A sampler with SGLang's arguments: a node's children share one uniform number and the sum of p before them."""
+    p, struck = rest["target_probs"][0], rest["draft_probs"][0]
     last = rest["uniform_samples_for_final_sampling"][0]
+    node = 0
     accepted = 0
     accept_index[0, 0] = 0
-    for token in candidates[0, 1:].tolist():
-        if uniform_samples[0, accepted] * q[accepted, token] >= p[accepted, token]:
+    while True:
+        child = int(rest["retrive_next_token"][0, node])
+        total = 0.0
+        while child >= 0:
+            token = candidates[0, child]
+            total += p[node, token]
+            if uniform_samples[0, node] < total:
+                break
+            struck[node, token] = p[node, token]
+            child = int(rest["retrive_next_sibling"][0, child])
+        if child < 0:
             break
-        predicts[accepted] = token
+        predicts[node] = candidates[0, child]
         accepted += 1
-        accept_index[0, accepted] = accepted
+        accept_index[0, accepted] = child
+        node = child
     accept_token_num[0] = accepted
-    residual = (p[accepted] - q[accepted]).clamp_min(0)
-    law = residual / residual.sum()
-    predicts[accepted] = (law.cumsum(0) > last).int().argmax()
+    law = (p[node] - struck[node]).clamp_min(0)
+    law = law / law.sum()
+    predicts[node] = (law.cumsum(0) > last).int().argmax()
 
 
-def as_posterior(logits, candidates, process):
-    """A sampler with the arguments of EAGLE-2's: the likeliest tokens one after the other, each with q = 1."""
-    law = torch.softmax(process(None, logits[0, 0]), -1)
-    for leaf in range(len(candidates)):
-        token = int(candidates[leaf, 1])
-        if torch.rand(()) < law[token]:
-            return leaf, 1, torch.softmax(process(None, logits[leaf, 1]), -1)
-        law = law.clone()
-        law[token] = 0
-        law = law / law.sum()
-    return 0, 0, law
+def as_sglang_without_sums(**arguments):
+    """The same number for all siblings, each compared with its own p: the younger ones are hardly ever accepted."""
+    p = arguments["target_probs"]
+    wrong = p.clone()
+    wrong[..., 1:] = wrong[..., 1:] / 2
+    as_sglang(**{**arguments, "target_probs": wrong / wrong.sum(-1, keepdim=True)})
 
 
-def as_posterior_unprocessed(logits, candidates, process):
-    """The same, but what was refused may be drawn again."""
-    leaf, accepted, law = as_posterior(logits, candidates, process)
-    return leaf, accepted, law if accepted else torch.softmax(logits[0, 0], -1)
+def as_posterior(logits, candidates, process, forgets=False):
+    """A sampler with the arguments of EAGLE-2's: chosen tokens, each with q = 1. forgets: refused ones come again."""
+    leaf = 0
+    path = []
+    while True:
+        law = torch.softmax(process(None, logits[leaf, len(path)]), -1)
+        refused = law.clone()
+        accepted = None
+        for other, candidate in enumerate(candidates.tolist()):
+            is_below = candidate[1 : 1 + len(path)] == path and len(candidate) > 1 + len(path)
+            token = candidate[1 + len(path)] if is_below else -1
+            if token < 0 or refused[token] == 0:
+                continue
+            if torch.rand(()) < refused[token] / refused.sum():
+                leaf, accepted = other, token
+                break
+            refused[token] = 0
+        if accepted is None:
+            return leaf, len(path), law if forgets else refused
+        path.append(accepted)
+
+
+def as_posterior_forgetful(logits, candidates, process):
+    """The same, but what was refused may be drawn at the end."""
+    return as_posterior(logits, candidates, process, forgets=True)
+
+
+def as_vllm_without_laws(*arguments):
+    """A sampler with vLLM's arguments, for drafts that were looked up: each has q = 1."""
+    tokens, _, _, _, draft_probs, target_probs, *_ = arguments
+    assert draft_probs is None
+    one_hot = torch.nn.functional.one_hot(tokens, target_probs.shape[-1]).double()
+    return as_vllm(*arguments[:4], one_hot, *arguments[5:])
+
+
+def as_vllm_with_softmax(*arguments):
+    """The same with a law that the looked-up token was not drawn from."""
+    target_probs = arguments[5]
+    return as_vllm(*arguments[:4], torch.full_like(target_probs, 1 / 3), *arguments[5:])
 
 
 CALLED = [
     (as_vllm, conventions.VLLM, True),
+    (as_vllm_without_laws, conventions.VLLM_NGRAM, True),
+    (as_vllm_with_softmax, conventions.VLLM_NGRAM, False),
     (as_sglang, conventions.SGLANG, True),
+    (as_sglang_without_sums, conventions.SGLANG, False),
     (as_posterior, conventions.POSTERIOR, True),
-    (as_posterior_unprocessed, conventions.POSTERIOR, False),
+    (as_posterior_forgetful, conventions.POSTERIOR, False),
+    (foreign.tree_recursive, conventions.TREE, True),
+    (foreign.tree_struck, conventions.TREE, False),
+    (foreign.tree_first_residual_only, conventions.TREE, False),
+    (foreign.tree_struck, conventions.TREE_SWOR, True),
+    (foreign.tree_recursive, conventions.TREE_SWOR, False),
+    (foreign.tree_of_likeliest, conventions.TREE_TOP_K, True),
+    (foreign.tree_by_softmax, conventions.TREE_TOP_K, False),
 ]
 
 
 @pytest.mark.parametrize(("sampler", "convention", "right"), CALLED, ids=lambda one: getattr(one, "__name__", ""))
-def test_the_conventions_of_engines(sampler, convention, right):
+def test_the_conventions_of_engines_and_trees(sampler, convention, right):
     found = exact.judge(sampler, convention)
     assert found.is_lossless == right, str(found)
 
@@ -209,17 +273,17 @@ def test_too_many_coins_end_with_a_message(monkeypatch):
 @pytest.mark.parametrize("tokens", [[], [0, 0, 0, 0], [3], [-1]])
 def test_what_is_no_step_is_an_error(tokens):
     with pytest.raises(ValueError, match="the sampler gave"):
-        exact.judge(lambda p, q, drafted: tokens, conventions.PLAIN, lengths=(1,))
+        exact.judge(lambda p, q, drafted: tokens, conventions.PLAIN, shapes=exact.chains(1))
 
 
 def test_nothing_to_try_is_an_error():
-    for nothing in ({"tried": []}, {"lengths": []}):
+    for nothing in ({"tried": []}, {"shapes": []}):
         with pytest.raises(ValueError, match="nothing to try"):
             exact.judge(foreign.textbook, conventions.PLAIN, **nothing)
 
 
 def test_in_a_test_of_ones_own():
-    exact.assert_lossless(foreign.textbook, conventions.PLAIN, lengths=(1,))
+    exact.assert_lossless(foreign.textbook, conventions.PLAIN, shapes=exact.chains(1))
     with pytest.raises(AssertionError, match="not lossless: total variation"):
         exact.assert_lossless(foreign.no_residual, conventions.PLAIN)
 
@@ -270,3 +334,31 @@ def test_as_a_process():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.startswith("not lossless: ")
+
+
+def test_the_judge_needs_torch_and_numpy_only():
+    """With a control: the exact laws of this project's own loop need transformers."""
+    program = """
+import importlib.abc, sys
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("transformers", "pandas", "scipy", "matplotlib"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+from specnb.exact.__main__ import main
+status = main([sys.argv[1], "--lengths", "1"])
+from specnb import exact
+try:
+    exact.output_law
+except ImportError as error:
+    print(error)
+    sys.exit(status)
+"""
+    command = [sys.executable, "-c", program, f"{foreign.__file__}:textbook"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    verdict, *_, control = done.stdout.strip().splitlines()
+    assert verdict.startswith("lossless: ")
+    assert "is blocked" in control

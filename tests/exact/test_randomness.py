@@ -245,7 +245,7 @@ def test_what_is_not_enumerated_is_refused(name):
 
 
 def test_outside_everything_is_random_as_before():
-    coins = exact.enumeration._Script([])
+    coins = exact.laws.ScriptedCoins([])
     with random_functions.randomness(coins):
         assert isinstance(random.random(), symbols.Uniform)
     assert isinstance(random.random(), float)
