@@ -7,8 +7,8 @@ A law is a probability distribution, and a coin is a random decision.
   numbers that are not drawn). ``judgement`` says whether they are lossless in the small ``worlds``, by ``scripts`` of
   coins; ``drafting`` says whether a drafter draws from the q that it reports; ``conventions`` says how those in use are
   called. From the shell it is ``python -m specnb.exact``. All these need torch and numpy only.
-- ``enumeration`` has the exact laws of this project's own drafters, verifiers and loop, and ``gallery`` seventeen
-  broken verifiers, and how far each one's law is from the target's.
+- ``enumeration`` has the exact laws of this project's own drafters, verifiers and loop. ``gallery`` has twenty broken
+  verifiers, and how far each one's law is from the target's; ``newer`` has newer verifiers, to be compared.
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from specnb.exact import conventions
 from specnb.exact.drafting import judge_drafter
-from specnb.exact.judgement import Judgement, assert_lossless, judge
+from specnb.exact.judgement import Convention, Judgement, assert_lossless, chain_step, judge, step_law, tree_step
 from specnb.exact.laws import (
     Law,
     Model,

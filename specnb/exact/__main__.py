@@ -7,6 +7,7 @@ Exit status: 0 if it is lossless (or honest), 1 if it is not or cannot be judged
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -86,8 +87,12 @@ def main(words: list[str] | None = None) -> int:
             is_fine = found.is_lossless or found.verdict == BY_DESIGN
     except ValueError as error:
         given.refuse(str(error))
-    print(found)
-    return 0 if is_fine else 1
+    status = 0 if is_fine else 1
+    try:
+        print(found, flush=True)
+    except BrokenPipeError:  # whoever reads, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
 
 
 if __name__ == "__main__":

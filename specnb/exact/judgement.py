@@ -98,7 +98,13 @@ class Counterexample:
     given: float  # its probability by the sampler
     right: float  # its probability by p
     laws: dict[tuple[int, ...], tuple[float, float]] = field(repr=False)  # every text → both probabilities
-    scripts: tuple[Script, ...] = field(repr=False)  # all coins that lead to the text
+    scripts: tuple[Script, ...] = field(repr=False)  # all ways in which the step can go
+
+    @property
+    def leading(self) -> list[Script]:
+        """Those that lead to the text, the likeliest first; where they commit its beginning, p completes it."""
+        leading = [script for script in self.scripts if script.committed == self.tokens[: len(script.committed)]]
+        return sorted(leading, key=lambda script: -script.probability)
 
     def __str__(self) -> str:
         text = list(self.tokens)
@@ -120,11 +126,11 @@ class Counterexample:
             mark = " <-" if tokens == self.tokens else ""
             lines.append(f"{list(tokens)}: {given:.6f} | {right:.6f}{mark}")
         lines += ["", f"Coins that lead to {text}, where the target completes what is committed:"]
-        by_probability = sorted(self.scripts, key=lambda script: -script.probability)
-        for script in by_probability[:SHOWN]:
+        leading = self.leading
+        for script in leading[:SHOWN]:
             lines.append(f"{script.probability:.6f}: {script}")
-        if len(by_probability) > SHOWN:
-            lines.append(f"and {len(by_probability) - SHOWN} more")
+        if len(leading) > SHOWN:
+            lines.append(f"and {len(leading) - SHOWN} more")
         return "\n".join(lines)
 
 
@@ -244,6 +250,11 @@ class StepLaw:
     texts: Law
     scripts: tuple[Script, ...]
 
+    @property
+    def accepted(self) -> float:
+        """The expected number of accepted draft tokens: of all that are committed but the last."""
+        return sum(script.probability * (len(script.committed) - 1) for script in self.scripts)
+
 
 def _run(step: Step, world: World, shape: Static, coins: Coins) -> Script:
     """One step under these coins."""
@@ -299,5 +310,4 @@ def counterexample(world: World, shape: Static, by_sampler: StepLaw, right: Law)
     for tokens in sorted({*by_sampler.texts, *right}):
         laws[tokens] = (by_sampler.texts.get(tokens, 0.0), right.get(tokens, 0.0))
     wrong = max(laws, key=lambda tokens: abs(laws[tokens][0] - laws[tokens][1]))
-    leading = [script for script in by_sampler.scripts if script.committed == wrong[: len(script.committed)]]
-    return Counterexample(world, shape, wrong, *laws[wrong], laws, tuple(leading))
+    return Counterexample(world, shape, wrong, *laws[wrong], laws, by_sampler.scripts)

@@ -32,9 +32,10 @@ def test_a_wrong_one_is_refuted_by_a_law_that_adds_up(sampler):
     assert abs(shown.given - shown.right) > 1e-3
     assert sum(given for given, _ in shown.laws.values()) == pytest.approx(1)
     assert sum(right for _, right in shown.laws.values()) == pytest.approx(1)
+    assert sum(script.probability for script in shown.scripts) == pytest.approx(1)
     # by hand: what leads to the text, each completed by the target, makes its probability
     total = 0.0
-    for script in shown.scripts:
+    for script in shown.leading:
         text = script.committed
         chance = script.probability
         while len(text) < len(shown.tokens):
@@ -334,6 +335,15 @@ def test_as_a_process():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.startswith("not lossless: ")
+
+
+def test_a_reader_may_have_enough():
+    """As with ``| head -1``: no traceback, and the verdict's status."""
+    command = [sys.executable, "-m", "specnb.exact", f"{foreign.__file__}:no_residual", "--lengths", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 1
 
 
 def test_the_judge_needs_torch_and_numpy_only():

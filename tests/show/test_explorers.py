@@ -167,6 +167,7 @@ WIDGETS = {
     "salf": (salf, {"threshold": [0.0, 0.6]}),
     "law": (show.law_explorer, {"shape": ["chain of 2"], "p_a": [0.3, 0.9]}),
     "trial": (show.trial_explorer, {"draw": [5, 6], "trial": [0, 1]}),
+    "price": (lambda: show.price_explorer(lambda w: (2 - w, 1 - w), [0.0, 0.5, 1.0]), {"weight": [0.5, 0.0]}),
     "acceptance": (show.acceptance_explorer, {"mix": [0.5], "gamma": [1, 2]}),
     "stepper": (stepping, {"step": [0, 2]}),
     "growing": (growing, {"step": [0, 3]}),
