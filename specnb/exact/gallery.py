@@ -3,6 +3,9 @@
 None of them is lossless. ``table`` shows the total variation between the texts of each and the target's law (a law is a
 probability distribution). Some are the textbook form of an algorithm with a piece of its source replaced (``spoiled``),
 some are written as a function or class here. The others change the draft or the coins.
+
+The rules in ``MEANT`` are no mistakes: they are made to change the law, for more tokens a step. ``table`` has their
+price, too.
 """
 
 import inspect
@@ -18,9 +21,11 @@ from torch import Tensor
 
 from specnb import exact
 from specnb.decode import Drafter, Verifier
+from specnb.exact import newer
 from specnb.exact.enumeration import Argmax
+from specnb.exact.symbols import second_winner
 from specnb.growth import Growth, Static, chain
-from specnb.sampling import Coins, Warp
+from specnb.sampling import Coins, Warp, residual
 from specnb.target import Scores, Target
 from specnb.tree import Draft, Drawn, TokenTree, Verdict
 from specnb.verifiers import one_hot, rrs, rrsw, textbook, traversal
@@ -176,6 +181,94 @@ def rrsw_by_one_uniform(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
     return rrsw(draft, p, OneUniform(coins))
 
 
+def draft_noise_again(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """Token-level verification whose recovered token is drawn with the noise that drew the draft.
+
+    Seen in vLLM's second model runner (github.com/vllm-project/vllm, pull requests 47386 and 54282, which mended it in
+    August 2026). Samplers draw a token from q as the one with the smallest e / q, where e is exponential noise, one
+    number per token. After a rejection the recovered token is the one with the smallest e / residual. If e is the same,
+    the law is conditional on the first winner: the other tokens have lost, so their e are larger than fresh ones, and
+    the more so the larger their q is. Tokens with a large q are recovered too seldom.
+    """
+    tree = draft.tree
+    path = []
+    for node in range(1, len(tree)):
+        parent = tree.parent_list[node]
+        token = tree.token_list[node]
+        q = draft.q[parent]
+        ratio = float(p[parent, token] / q[token])
+        if not coins.accept(min(1.0, ratio)):
+            rest = residual(p[parent], q)
+            law = second_winner(q.numpy(), token, rest.numpy())  # fresh noise would have the law ``rest``
+            return Verdict(tuple(path), coins.choose(torch.from_numpy(law)))
+        path.append(node)
+    return Verdict(tuple(path), coins.choose(p[-1]))
+
+
+# HSD as coded: the whole draft is accepted by the ratio r(X_1:γ) instead of the capped one of Equation 16.
+SCAN_AS_CODED = spoiled(newer.scan, ("min(1.0, r_star)", "min(1.0, r[gamma])"))
+
+
+def hsd_as_coded(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """HSD (``newer.hsd``) as its public code has it: the cap is missing where the whole draft is tried.
+
+    Seen in github.com/ZhouYuxuanYX/Hierarchical-Speculative-Decoding, transformers/generation/utils.py, and in Listing
+    2 of the paper. Their function, enumerated, has this law (commit f3adf7f; Python cannot parse the file of later
+    ones). Algorithm 1 accepts the whole draft that often, too, but after a rejection it draws all further tokens from
+    residuals. Algorithm 2 draws a single one, and has the cap to make up for it. The code takes the coin of the first
+    and the rest of the second.
+
+    Example: if the first token's ratio is 2 and the second one's 1/2, the draft is accepted for certain instead of with
+    probability 1/2. So its second token comes too often.
+    """
+    X = draft.tree.token_list[1:]
+    tau, law = SCAN_AS_CODED(X, p.double(), draft.q.double(), coins)
+    return Verdict(tuple(range(1, tau + 1)), coins.choose(law))
+
+
+def typical_acceptance(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+    """Medusa's typical acceptance (Cai et al. 2024, section 2.3.1), for trees of chosen candidates.
+
+    A candidate is accepted if its probability exceeds min(ε, δ exp(−H)), H being the entropy of p there, with Medusa's
+    ε = .09 and δ = .3. Of all paths that are accepted whole, the longest is taken, or the likeliest of several. No coin
+    is tossed for this. The next token is drawn from p here; Medusa's code takes the most probable one.
+    """
+    entropy = torch.special.entr(p).sum(-1)  # (n,)
+    threshold = (0.3 * (-entropy).exp()).clamp(max=0.09)
+    accepted = {0: (0, 1.0)}  # node → depth and probability of its path
+    for node in range(1, len(draft.tree)):
+        parent = draft.tree.parent_list[node]
+        chance = float(p[parent, draft.tree.token_list[node]])
+        if parent in accepted and chance > float(threshold[parent]):
+            depth, path_probability = accepted[parent]
+            accepted[node] = (depth + 1, path_probability * chance)
+    last = max(accepted, key=accepted.get)
+    return Verdict(draft.tree.path(last), coins.choose(p[last]))
+
+
+def ensemble(weight: float) -> Verifier:
+    """Return token-level verification against weight · p + (1 − weight) · q instead of p.
+
+    This is transformers' ``assistant_ensemble_weight`` (generation/utils.py, after DIVERSE, arXiv 2604.07622). A token
+    is accepted with probability 1 − weight + weight · p / q. The residual is that of p, since what the mixture has
+    above q is proportional to what p has above q. The bonus is drawn from p.
+    """
+
+    def verifier(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
+        tree = draft.tree
+        path = []
+        for node in range(1, len(tree)):
+            parent = tree.parent_list[node]
+            token = tree.token_list[node]
+            ratio = float(p[parent, token] / draft.q[parent, token])
+            if not coins.accept(min(1.0, 1 - weight + weight * ratio)):
+                return Verdict(tuple(path), coins.choose(residual(p[parent], draft.q[parent])))
+            path.append(node)
+        return Verdict(tuple(path), coins.choose(p[-1]))
+
+    return verifier
+
+
 class Unpositioned(Target):
     """A target without the position ids of a tree: its nodes get consecutive positions (DynaTree's first code).
 
@@ -232,6 +325,8 @@ RRSW = (TREE, rrsw)
 RRS = (INDEPENDENT, rrs)
 TRAVERSAL = (TREE, traversal)
 ONE_HOT = (TOP_K, one_hot)
+CHAIN = (TWO_IN_A_ROW, rrsw)
+HSD = (TWO_IN_A_ROW, newer.hsd)
 
 CLAIMED_IID = drawn(UNEVEN, SWOR, drawn_as(IID))
 CLAIMED_SWOR = drawn(UNEVEN, IID, drawn_as(SWOR))
@@ -246,6 +341,20 @@ def claimed_drawn(q: exact.Model) -> Drafter:
         return Draft(draft.tree, exact.rows(q, draft.tree), SWOR)
 
     return altered(TOP_K(q), with_law)
+
+
+def claimed_uncut(q: exact.Model) -> Drafter:
+    """Return a drafter of chains that were drawn from q under the top-k, and claim to be drawn from the whole q.
+
+    Seen in transformers' candidate generators for MTP and DFlash (github.com/huggingface/transformers, issue 47932 of
+    August 2026, mended in pull request 48007). The verifier divides by a q that is too small, so it accepts too often,
+    and takes mass off the residual for tokens that the drafter cannot draw.
+    """
+
+    def with_uncut_law(draft: Draft) -> Draft:
+        return Draft(draft.tree, exact.rows(q, draft.tree), SWOR)
+
+    return altered(TWO_IN_A_ROW(q), with_uncut_law)
 
 
 SURVIVALS = spoiled(textbook.traversal, ("descend(v)  # every", "# every"))
@@ -264,6 +373,7 @@ BUGS = {
     "independent siblings struck from q": Bug("wrong law", CLAIMED_SWOR, rrsw, RRS),
     "top-k tree, q = softmax": Bug("wrong law", claimed_drawn, rrsw, ONE_HOT),
     "q of another temperature": Bug("wrong law", TREE, rrsw_of_another_temperature, RRSW),
+    "q before the top-k (transformers)": Bug("wrong law", claimed_uncut, rrsw, CHAIN, warp=Warp(top_k=2)),
     # the drawn tokens decide which nodes are tried, or in which order
     "siblings re-sorted by q (RRSw)": Bug("selection", RESORTED, rrsw, RRSW),
     "siblings re-sorted by q (traversal)": Bug("selection", RESORTED, traversal, TRAVERSAL),
@@ -274,14 +384,20 @@ BUGS = {
     "divided by the remaining draft mass": Bug("arithmetic", TREE, DIVIDED, TRAVERSAL),
     "residual not renormalised": Bug("arithmetic", TREE, RESIDUAL, RRSW),
     "PTD's Algorithm 2 as printed": Bug("arithmetic", TOP_K, ptd_as_printed, ONE_HOT),
+    "whole draft without the cap (HSD's code)": Bug("arithmetic", TWO_IN_A_ROW, hsd_as_coded, HSD),
     # the token after the accepted path has a wrong law
     "recovered token drawn from p": Bug("last token", TREE, RECOVERED, RRSW),
     "last token by argmax (PTD's code)": Bug("last token", TOP_K, ptd_as_coded, ONE_HOT),
-    "bonus drawn without the temperature": Bug(
-        "last token", TWO_IN_A_ROW, bonus_untempered, (TWO_IN_A_ROW, rrsw), warp=Warp(0.5)
-    ),
+    "bonus drawn without the temperature": Bug("last token", TWO_IN_A_ROW, bonus_untempered, CHAIN, warp=Warp(0.5)),
     # the coins are not independent
     "one uniform for all accept coins": Bug("coins", TREE, rrsw_by_one_uniform, RRSW),
+    "the draft's noise again (vLLM)": Bug("coins", TWO_IN_A_ROW, draft_noise_again, CHAIN),
+}
+
+MEANT = {  # made so: more tokens a step for another law
+    "ensemble of .9 p and .1 q (transformers)": Bug("meant", TWO_IN_A_ROW, ensemble(0.9), CHAIN),
+    "ensemble of .5 p and .5 q (transformers)": Bug("meant", TWO_IN_A_ROW, ensemble(0.5), CHAIN),
+    "typical acceptance (Medusa)": Bug("meant", TOP_K, typical_acceptance, ONE_HOT),
 }
 
 
@@ -319,8 +435,8 @@ def _accepted(make: MakeDrafter, verifier: Verifier, p: exact.Model, q: exact.Mo
     return exact.expectation(law, float)
 
 
-def table(count: int = 4) -> pd.DataFrame:
-    """Return a table of all bugs, one row per bug. A world is a random pair (p, q).
+def table(count: int = 4, bugs: dict[str, Bug] | None = None) -> pd.DataFrame:
+    """Return a table of bugs, one row per bug: of all in ``BUGS``, or of those given. A world is a random pair (p, q).
 
     bug, kind: its name and the kind of mistake.
     TV: the largest total variation in ``count`` worlds. The next columns are for that world, and show what two other
@@ -330,7 +446,7 @@ def table(count: int = 4) -> pd.DataFrame:
     longer: a test of speed. Accepted draft tokens per step, minus those of the right combination.
     """
     rows = []
-    for name, bug in BUGS.items():
+    for name, bug in (BUGS if bugs is None else bugs).items():
         world, decoded, target = _worst(bug, count)
         distance = exact.total_variation(decoded, target)
         likelier = _likelier(decoded, target)
