@@ -4,9 +4,9 @@ A law is a probability distribution, and a coin is a random decision.
 
 - ``laws`` has ``law(fn)``, the exact law of any function of coins, and laws of toy models.
 - For samplers that know nothing of coins, ``random_functions`` puts coins in place of what they draw (``symbols``:
-  numbers that are not drawn). ``judgement`` says whether they are lossless in the small ``worlds``, by ``scripts`` of
-  coins; ``drafting`` says whether a drafter draws from the q that it reports; ``conventions`` says how those in use are
-  called. From the shell it is ``python -m specnb.exact``. All these need torch and numpy only.
+  numbers that are not drawn). ``judgement`` says whether they are lossless in the small worlds of ``toy_worlds``, by
+  ``scripts`` of coins; ``drafting`` says whether a drafter draws from the q that it reports; ``conventions`` says how
+  those in use are called. From the shell it is ``python -m specnb.exact``. All these need torch and numpy only.
 - ``enumeration`` has the exact laws of this project's own drafters, verifiers and loop. ``gallery`` has twenty broken
   verifiers, and how far each one's law is from the target's; ``newer`` has newer verifiers, to be compared.
 """
@@ -31,7 +31,7 @@ from specnb.exact.laws import (
 )
 from specnb.exact.random_functions import randomness
 from specnb.exact.symbols import NotJudged, RandomnessError
-from specnb.exact.worlds import CHAINS, TREES, World, chains, worlds
+from specnb.exact.toy_worlds import CHAINS, TREES, World, chains, worlds
 
 if TYPE_CHECKING:
     from specnb.exact import gallery

@@ -9,15 +9,16 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from specnb.exact.conventions import CONVENTIONS, DRAFT_CONVENTIONS
-from specnb.exact.drafting import judge_drafter
-from specnb.exact.judgement import BY_DESIGN, judge
-from specnb.exact.worlds import chains
+from specnb.exact.drafting import DraftJudgement, judge_drafter
+from specnb.exact.judgement import BY_DESIGN, Judgement, judge
+from specnb.exact.toy_worlds import chains, worlds
 
 
 def options(words: list[str] | None) -> argparse.Namespace:
@@ -34,13 +35,16 @@ def options(words: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N",
                         help="try chains of so many draft tokens (1 and 2, and trees where they fit)")  # fmt: skip
-    parser.add_argument("--dtype", default="float64", choices=["float64", "float32", "bfloat16", "float16"],
-                        help="in which it computes: what may be called rounding depends on it (float64)")  # fmt: skip
+    parser.add_argument("--dtype", default="float32", choices=["float64", "float32", "bfloat16", "float16"],
+                        help="in which it computes: what may be called rounding depends on it (float32)")  # fmt: skip
+    parser.add_argument("--vocabulary", type=int, default=3, metavar="V", help="tokens of the small worlds (3)")
     parser.add_argument("--by-design", action="store_true", help="its authors mean it to be lossy: say by how much")
     given = parser.parse_args(words)
     place, colon, function = given.sampler.rpartition(":")
     if not colon or not place or not function:
         parser.error(f"say FILE.py:FUNCTION or MODULE:FUNCTION, got {given.sampler!r}")
+    if given.by_design and given.convention in DRAFT_CONVENTIONS:
+        parser.error("--by-design is for samplers")
     given.place = place
     given.function = function
     given.refuse = parser.error
@@ -70,23 +74,41 @@ def loaded(place: str, function: str) -> Callable:
     return found
 
 
+def judged(function: Callable, given: argparse.Namespace, tried, shapes) -> tuple[Judgement | DraftJudgement, bool]:
+    """What was found, and whether it is what one hopes for."""
+    dtype = getattr(torch, given.dtype)
+    if given.convention in DRAFT_CONVENTIONS:
+        convention = DRAFT_CONVENTIONS[given.convention]
+        found = judge_drafter(function, convention, tried=tried, shapes=shapes, dtype=dtype)
+        return found, found.is_honest
+    convention = CONVENTIONS[given.convention]
+    found = judge(function, convention, tried=tried, shapes=shapes, dtype=dtype, by_design=given.by_design)
+    return found, found.is_lossless or found.verdict == BY_DESIGN
+
+
+def raised(error: Exception) -> str:
+    """An error in a line, with the last line of its traceback that is not ours: where the sampler failed."""
+    said = f"{type(error).__name__}: {error}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).parent != Path(__file__).parent and "site-packages" not in frame.filename:
+            return f"{said} ({Path(frame.filename).name}, line {frame.lineno})"
+    return said
+
+
 def main(words: list[str] | None = None) -> int:
     """The command line; the exit status. words: its arguments, None for those of the process."""
     given = options(words)
     try:
         function = loaded(given.place, given.function)
         shapes = chains(*given.lengths) if given.lengths else None
-        dtype = getattr(torch, given.dtype)
-        if given.convention in DRAFT_CONVENTIONS:
-            found = judge_drafter(function, DRAFT_CONVENTIONS[given.convention], shapes=shapes, dtype=dtype)
-            is_fine = found.is_honest
-        else:
-            found = judge(
-                function, CONVENTIONS[given.convention], shapes=shapes, dtype=dtype, by_design=given.by_design
-            )
-            is_fine = found.is_lossless or found.verdict == BY_DESIGN
+        tried = worlds(given.vocabulary)
     except ValueError as error:
         given.refuse(str(error))
+    try:
+        found, is_fine = judged(function, given, tried, shapes)
+    except Exception as error:  # of the sampler, whatever it is
+        convention = {**CONVENTIONS, **DRAFT_CONVENTIONS}[given.convention]
+        given.refuse(f"{raised(error)}\nIt was called as {given.convention!r}: {convention.says}\n--as says otherwise")
     status = 0 if is_fine else 1
     try:
         print(found, flush=True)

@@ -15,7 +15,8 @@ from specnb.exact.drafting import DraftConvention, DraftStep, Drawing
 from specnb.exact.judgement import Convention, Step, chain_step, tree_step
 from specnb.exact.laws import Model, committed, rows
 from specnb.exact.random_functions import randomness
-from specnb.exact.worlds import CHAINS, TREES, World, draft_tree
+from specnb.exact.scripts import drafting
+from specnb.exact.toy_worlds import CHAINS, TREES, World, draft_tree
 from specnb.growth import Static
 from specnb.sampling import Coins, Warp
 from specnb.tree import Draft, Drawn, TokenTree
@@ -60,13 +61,45 @@ def _vllm_ngram(sampler: Callable) -> Step:
 def _call_vllm(sampler: Callable, p, drafted: list[int], draft_probs) -> list[int]:
     gamma = len(drafted)
     bonus = torch.multinomial(p[-1], 1)[None]  # (1, 1), drawn outside of the sampler
-    metadata = SimpleNamespace(
-        all_greedy=False, all_random=True, temperature=torch.ones(1), generators={}, top_k=None, top_p=None
-    )
     output = sampler(
-        torch.tensor(drafted), [gamma], gamma, torch.tensor([gamma]), draft_probs, p[:-1].contiguous(), bonus, metadata
+        torch.tensor(drafted),
+        [gamma],
+        gamma,
+        torch.tensor([gamma]),
+        draft_probs,
+        p[:-1].contiguous(),
+        bonus,
+        _vllm_metadata(1),
     )
     return [token for token in output[0].tolist() if token != PLACEHOLDER]
+
+
+def _vllm_metadata(requests: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        all_greedy=False, all_random=True, temperature=torch.ones(requests), generators={}, top_k=None, top_p=None
+    )
+
+
+def _vllm_batch(sampler: Callable) -> Step:
+    """The request that is judged stands behind another one, with a draft of one token, of which nothing is read."""
+
+    def verify(p, q, drafted):
+        gamma = len(drafted)
+        other = int(q[0].argmax())
+        bonus = torch.cat([torch.zeros(1, dtype=torch.int64), torch.multinomial(p[-1], 1)])
+        output = sampler(
+            torch.tensor([other, *drafted]),
+            [1, gamma],
+            gamma,
+            torch.tensor([1, 1 + gamma]),
+            torch.cat([q[:1], q]),
+            torch.cat([p[:1], p[:-1]]),
+            bonus[:, None],
+            _vllm_metadata(2),
+        )
+        return [token for token in output[1].tolist() if token != PLACEHOLDER]
+
+    return chain_step(verify)
 
 
 def _sglang(sampler: Callable) -> Step:
@@ -137,10 +170,13 @@ def _verifier(drawn: Drawn, sampler: Callable) -> Step:
     """This project's verifiers take their coins as an argument."""
 
     def step(world: World, shape: Static, coins: Coins) -> tuple[int, ...]:
-        tree = draft_tree(world.q, shape, drawn, coins)
+        with drafting(coins):
+            tree = draft_tree(world.q, shape, drawn, coins)
         q = None if drawn is Drawn.POINT else rows(world.q, tree)
         draft = Draft(tree, q, drawn)
-        verdict = sampler(draft, rows(world.p, tree), coins)
+        p = rows(world.p, tree)
+        with randomness(coins):  # a verifier takes its coins as an argument; whatever else it draws is seen
+            verdict = sampler(draft, p, coins)
         return committed(draft, verdict)
 
     return step
@@ -166,6 +202,11 @@ VLLM_NGRAM = Convention(
     "vllm-ngram",
     _vllm_ngram,
     "the same with draft_probs None: the draft was looked up, here it is q's likeliest tokens",
+)
+VLLM_BATCH = Convention(
+    "vllm-batch",
+    _vllm_batch,
+    "the same with two requests, whose drafts stand one behind the other; the second one is judged",
 )
 SGLANG = Convention(
     "sglang",
@@ -200,13 +241,11 @@ VERIFIER_TOP_K = Convention(
     "verifier-top-k", partial(_verifier, Drawn.POINT), _OF_VERIFIERS + "q's likeliest tokens", TREES
 )
 
-CONVENTIONS = {
-    one.name: one
-    for one in (
-        PLAIN, TREE, TREE_SWOR, TREE_TOP_K, TRANSFORMERS, VLLM, VLLM_NGRAM, SGLANG, POSTERIOR, VERIFIER, VERIFIER_SWOR,
-        VERIFIER_TOP_K,
-    )
-}  # fmt: skip
+_ALL = (
+    PLAIN, TREE, TREE_SWOR, TREE_TOP_K, TRANSFORMERS, VLLM, VLLM_NGRAM, VLLM_BATCH, SGLANG, POSTERIOR, VERIFIER,
+    VERIFIER_SWOR, VERIFIER_TOP_K,
+)  # fmt: skip
+CONVENTIONS = {one.name: one for one in _ALL}
 
 
 # --- drafters: do they draw from the q that they report?
@@ -214,9 +253,14 @@ CONVENTIONS = {
 
 def _draft_chain(drafter: Callable) -> DraftStep:
     def step(q: Model, shape: Static, coins: Coins) -> tuple[Drawing, ...]:
+        count = len(shape.paths)
         with randomness(coins):
-            tokens, laws = drafter(q, len(shape.paths))
-        return tuple(Drawing.of(int(token), law) for token, law in zip(tokens, laws, strict=True))
+            tokens, laws = drafter(lambda text: q(text).clone(), count)
+            tokens = [int(token) for token in tokens]
+        laws = [torch.as_tensor(law) for law in laws]
+        if len(tokens) != count or len(laws) != count:
+            raise ValueError(f"the drafter was asked for {count} tokens, it gave {len(tokens)} and {len(laws)} laws")
+        return tuple(Drawing.of(token, law) for token, law in zip(tokens, laws, strict=True))
 
     return step
 
@@ -225,9 +269,10 @@ def _draft_tree(make: Callable) -> DraftStep:
     """This project's drafters propose a draft; a node's law is its parent's q, with elder siblings struck for SWOR."""
 
     def step(q: Model, shape: Static, coins: Coins) -> tuple[Drawing, ...]:
-        drafter = make(q, shape)
-        drafter.begin((0,), Warp(), {})
-        draft = drafter.propose(coins, len(shape.paths))
+        with randomness(coins):
+            drafter = make(q, shape)
+            drafter.begin((0,), Warp(), {})
+            draft = drafter.propose(coins, len(shape.paths))
         drawings = []
         for parent, children in enumerate(draft.tree.children):
             struck = []  # elder siblings that cannot be drawn again
@@ -242,14 +287,16 @@ def _draft_tree(make: Callable) -> DraftStep:
 
 
 def _reported(draft: Draft, parent: int, token: int, struck: list[int]) -> torch.Tensor:
-    """(V,) what a draft says about the law of a node: weights, not normalised."""
+    """(V,) what a draft says about the law of a node."""
     if draft.q is None:  # chosen
         law = torch.zeros(token + 1)
         law[token] = 1
         return law
+    if not struck:
+        return draft.q[parent]
     law = draft.q[parent].clone()
     law[struck] = 0
-    return law
+    return law / law.sum()
 
 
 DRAFT = DraftConvention(

@@ -17,11 +17,12 @@ from torch import Tensor
 from specnb.exact.laws import Law, Model, law, total_variation
 from specnb.exact.scripts import play
 from specnb.exact.symbols import NotJudged
-from specnb.exact.worlds import CHAINS, World, worlds
+from specnb.exact.toy_worlds import CHAINS, World, worlds
 from specnb.growth import Static
 from specnb.sampling import Coins
 
 EXACT = 1e-12  # largest distance of laws that are equal, in float64
+MOST_SCRIPTS = 20_000  # sequences of coins in one world
 DIGITS = 12  # to which reported laws are compared with each other
 
 HONEST = "draws from the q that it reports"
@@ -38,10 +39,10 @@ class Drawing:
 
     @staticmethod
     def of(token: int, reported: Tensor) -> "Drawing":
-        """Rounded a little, so that equal laws are equal. The law is normalised."""
-        weights = reported.double()
-        shares = (weights / weights.sum()).tolist()
-        return Drawing(token, tuple(round(share, DIGITS) for share in shares))
+        """Rounded a little, so that equal laws are equal. ValueError for what is no law: not (V,), or not finite."""
+        if reported.dim() != 1 or not reported.isfinite().all():
+            raise ValueError(f"a reported law is (V,) finite numbers, the drafter gave {reported}")
+        return Drawing(token, tuple(round(probability, DIGITS) for probability in reported.double().tolist()))
 
 
 DraftStep = Callable[[Model, Static, Coins], tuple[Drawing, ...]]  # q, shape, coins → what was drawn, in order
@@ -109,7 +110,7 @@ def judge_drafter(
     *,
     tried: Sequence[World] | None = None,
     shapes: Sequence[Static] | None = None,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = torch.float32,
 ) -> DraftJudgement:
     """Whether a drafter draws each token from the law that it reports for it.
 
@@ -117,7 +118,8 @@ def judge_drafter(
     tried, shapes: the worlds, of which only q is used, and the shapes of drafts; None for all, for the convention's.
     dtype: in which the drafter computes; two of its epsilons are allowed as rounding.
 
-    A token that is chosen and not drawn has a one-hot law: a drafter that reports so is honest.
+    A token that is chosen and not drawn has a one-hot law: a drafter that reports so is honest. A reported law is taken
+    as it is: one that does not add up to 1 is not the law of anything.
 
     Raises ValueError if there is nothing to try.
     """
@@ -150,7 +152,13 @@ def judge_drafter(
 def token_laws(fn: Callable[[Coins], tuple[Drawing, ...]]) -> dict[Context, Law]:
     """The true law of the next token in every context that a drafter can reach."""
 
+    played = 0
+
     def drawn(coins: Coins) -> tuple[Drawing, ...]:
+        nonlocal played
+        played += 1
+        if played > MOST_SCRIPTS:
+            raise NotJudged(f"more than {MOST_SCRIPTS} sequences of coins: ask for shorter drafts")
         _, drawings = play(fn, coins)
         return drawings
 

@@ -1,7 +1,7 @@
 """Is a sampler lossless? ``judge`` works out its exact output law in small worlds; a wrong law is a counterexample.
 
-A *world* is a target law p and a draft law q over a few tokens (``worlds``). In a world drafts are drawn from q, the
-sampler commits tokens, and p itself completes the text: the law of the text has to be p's own. The worlds are tried
+A *world* is a target law p and a draft law q over a few tokens (``toy_worlds``). In a world drafts are drawn from q,
+the sampler commits tokens, and p itself completes the text: the law of the text has to be p's own. The worlds are tried
 from the plainest on, with small drafts first, and the first one that fails is shown. How a sampler is called, and with
 drafts of which shapes, is said by a ``Convention`` (``conventions``).
 """
@@ -9,15 +9,16 @@ drafts of which shapes, is said by a ``Convention`` (``conventions``).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from specnb.exact.laws import Law, completed, joint, law, rows, total_variation
 from specnb.exact.random_functions import randomness
-from specnb.exact.scripts import Script, play
+from specnb.exact.scripts import Script, drafting, play
 from specnb.exact.symbols import NotJudged
-from specnb.exact.worlds import CHAINS, World, depth_of, draft_tree, worlds
+from specnb.exact.toy_worlds import CHAINS, World, depth_of, draft_tree, worlds
 from specnb.growth import Static
 from specnb.sampling import Coins
 from specnb.tree import Drawn, TokenTree
@@ -25,7 +26,7 @@ from specnb.tree import Drawn, TokenTree
 EXACT = 1e-12  # largest distance of laws that are equal, in float64
 ROUNDINGS = 2  # largest distance for a sampler that computes in lower precision, in units of its epsilon
 SHOWN = 6  # sequences of coins that a counterexample prints
-MOST_SCRIPTS = 200_000  # sequences of coins in one world
+MOST_SCRIPTS = 20_000  # sequences of coins in one world
 CONFIRMATIONS = 5  # further rounds over all sequences of coins, before a sampler is called wrong
 
 LOSSLESS = "lossless"
@@ -72,12 +73,13 @@ def tree_step(verify: Callable[[Tensor, Tensor, TokenTree], Sequence[int]], draw
     """
 
     def step(world: World, shape: Static, coins: Coins) -> tuple[int, ...]:
-        tree = draft_tree(world.q, shape, drawn, coins)
+        with drafting(coins):
+            tree = draft_tree(world.q, shape, drawn, coins)
         p = rows(world.p, tree)
         q = rows(world.q, tree)
         with randomness(coins):
-            tokens = verify(p, q, tree)
-        return tuple(int(token) for token in tokens)
+            committed = tuple(int(token) for token in verify(p, q, tree))
+        return committed
 
     return step
 
@@ -116,22 +118,32 @@ class Counterexample:
         ]
         depth = depth_of(self.shape)
         for length in range(depth + 1):
-            prefix = self.tokens[:length]
-            line = f"{list(prefix)}: {_shown(self.world.p(prefix))}"
-            if length < depth:
-                line += f" | {_shown(self.world.q(prefix))}"
-            lines.append(line)
+            for prefix in product(range(self.world.vocabulary), repeat=length):
+                line = f"{list(prefix)}: {_shown(self.world.p(prefix))}"
+                if length < depth:
+                    line += f" | {_shown(self.world.q(prefix))}"
+                lines.append(line)
         lines += ["", "text: by the sampler | by the target"]
         for tokens, (given, right) in sorted(self.laws.items()):
-            mark = " <-" if tokens == self.tokens else ""
+            mark = f" <- {given - right:+.1e}" if tokens == self.tokens else ""
             lines.append(f"{list(tokens)}: {given:.6f} | {right:.6f}{mark}")
-        lines += ["", f"Coins that lead to {text}, where the target completes what is committed:"]
+        lines += ["", f"Ways that lead to {text}, each with its probability:"]
         leading = self.leading
         for script in leading[:SHOWN]:
-            lines.append(f"{script.probability:.6f}: {script}")
+            lines.append(f"{self._in_all(script)}: {script}")
         if len(leading) > SHOWN:
             lines.append(f"and {len(leading) - SHOWN} more")
         return "\n".join(lines)
+
+    def _in_all(self, script: Script) -> str:
+        """The probability of a way that leads to the text. Where it commits a beginning only, the target goes on."""
+        by_target = 1.0
+        for place in range(len(script.committed), len(self.tokens)):
+            by_target *= float(self.world.p(self.tokens[:place])[self.tokens[place]])
+        if len(script.committed) == len(self.tokens):
+            return f"{script.probability:.6f}"
+        in_all = script.probability * by_target
+        return f"{script.probability:.6f} · {by_target:.6f} (the target goes on) = {in_all:.6f}"
 
 
 def _shown(law_of_token: Tensor) -> str:
@@ -147,7 +159,7 @@ class Judgement:
     judged: int  # pairs of a world and a draft's shape that were tried
     scripts: int  # sequences of coins that this took
     counterexample: Counterexample | None = None
-    reason: str = ""  # why it was not judged, or how large the rounding is
+    reason: str = ""  # why it was not judged, how large the rounding is, or what may explain a small distance
 
     @property
     def is_lossless(self) -> bool:
@@ -172,7 +184,7 @@ def judge(
     *,
     tried: Sequence[World] | None = None,
     shapes: Sequence[Static] | None = None,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = torch.float32,
     by_design: bool = False,
 ) -> Judgement:
     """Whether a sampler is lossless, by its exact output law in every world and with drafts of every shape.
@@ -182,6 +194,7 @@ def judge(
     tried: the worlds; None for all of ``worlds()``.
     shapes: of the drafts, such as ``chains(1, 2, 3)``; None for the convention's.
     dtype: in which the sampler computes. Nothing is cast; it bounds what may be called rounding, ROUNDINGS epsilons.
+        Most samplers cast to float32; with torch.float64 any difference above 1e-12 is a fault.
     by_design: its authors mean it to be lossy, so that a difference is called that.
 
     Example: in the first world a sampler that draws the bonus token from q is told from one that draws it from p.
@@ -213,7 +226,8 @@ def judge(
                 except NotJudged as error:
                     return Judgement(NOT_JUDGED, worst, judged, scripts, reason=str(error))
                 verdict = BY_DESIGN if by_design else LOSSY
-                return Judgement(verdict, distance, judged, scripts, counterexample(world, shape, by_sampler, right))
+                shown = counterexample(world, shape, by_sampler, right)
+                return Judgement(verdict, distance, judged, scripts, shown, _hint(distance))
             if distance > worst:
                 worst = distance
                 where = (world, shape)
@@ -222,8 +236,16 @@ def judge(
     world, shape = where
     bound = _allowed(dtype)
     reason = f"the largest distance, in the world {world.name!r} with {shape.name}, is below {bound:.1e}, "
-    reason += f"{ROUNDINGS} epsilons of {dtype}"
+    reason += f"{ROUNDINGS} epsilons of {dtype}; a fault smaller than that is not seen"
     return Judgement(ROUNDING, worst, judged, scripts, reason=reason)
+
+
+def _hint(distance: float) -> str:
+    """What else may explain a small distance."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        if distance <= _allowed(dtype):
+            return f"Does it compute in {dtype}? Then this may be rounding: judge it with dtype={dtype} (--dtype)."
+    return ""
 
 
 def _allowed(dtype: torch.dtype) -> float:

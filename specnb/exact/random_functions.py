@@ -3,18 +3,23 @@
 torch's, numpy's and Python's random functions are listed here one by one. What they return holds expressions of
 undecided numbers (``symbols``): a comparison with one becomes a coin, ``multinomial`` a choice, an argmax over noise a
 choice, too. So ``exact.law`` enumerates code that knows nothing of coins. A random function that is not listed raises,
-and so does everything that is done with an undecided number and is not listed.
+and so does everything that is done with an undecided number and is not listed: its memory, which a kernel would read,
+holds no number.
 
 An undecided tensor is an ordinary one, filled with NaN. Beside its storage lies a *shadow* of the same size, which
 holds for each place the index of an expression, −1 for a plain number. Views share storage and so need nothing; what
 moves numbers (clone, gather, cat, …) moves the shadow in the same way.
 """
 
+import math
 import operator
 import random as python_random
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -26,24 +31,33 @@ from specnb.exact.symbols import (
     ARRIVAL,
     GUMBEL,
     LARGEST_WINS,
+    LIBRARIES,
     NEGATIVE_GUMBEL,
+    REFUSALS,
+    SCORE,
     Cell,
+    Election,
     Expression,
     Noise,
+    NotJudged,
     RandomnessError,
     Spent,
     Uniform,
+    certain,
     elect,
+    partial_products,
 )
 from specnb.sampling import Coins
 
 # torch functions, by name without underscores, that only ask what a tensor is
 ASKS = {
     "size", "dim", "numel", "nelement", "len", "stride", "get", "element_size", "is_floating_point",
-    "storage_offset", "is_contiguous", "shape", "ndimension", "is_complex", "is_cuda", "get_device", "data_ptr",
-    "untyped_storage", "empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones",
-    "new_full", "new_tensor", "is_inference", "requires_grad", "result_type",
+    "storage_offset", "is_contiguous", "shape", "ndimension", "is_complex", "is_cuda", "get_device", "empty_like",
+    "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor",
+    "is_inference", "requires_grad", "result_type",
 }  # fmt: skip
+# that lead to a tensor's memory, as a kernel asks for it (Triton, ctypes): an undecided number has no bits
+MEMORY = {"data_ptr", "untyped_storage", "storage", "typed_storage", "dlpack"}
 # that move numbers and change none
 MOVES = {
     "view", "reshape", "squeeze", "unsqueeze", "flatten", "unflatten", "expand", "expand_as", "permute", "transpose",
@@ -59,11 +73,14 @@ BINARY: dict[str, Callable] = {
     "lt": operator.lt, "less": operator.lt, "le": operator.le, "less_equal": operator.le, "gt": operator.gt,
     "greater": operator.gt, "ge": operator.ge, "greater_equal": operator.ge, "iadd": operator.add,
     "isub": operator.sub, "imul": operator.mul, "itruediv": operator.truediv, "idiv": operator.truediv,
+    "eq": operator.eq, "ne": operator.ne, "not_equal": operator.ne,
 }  # fmt: skip
 SWAPPED = {"radd": "add", "rsub": "sub", "rmul": "mul", "rdiv": "div", "rtruediv": "div"}
 UNARY: dict[str, Callable] = {
     "neg": operator.neg, "negative": operator.neg, "log": lambda x: x.log(), "exp": lambda x: x.exp(),
     "reciprocal": lambda x: 1 / x, "positive": lambda x: x,
+    "isinf": lambda x: math.isinf(certain(x)), "isnan": lambda x: math.isnan(certain(x)),
+    "isfinite": lambda x: math.isfinite(certain(x)),
 }  # fmt: skip
 INPLACE = {
     "add_", "sub_", "mul_", "div_", "neg_", "log_", "exp_", "reciprocal_", "clamp_", "clamp_min_", "clip_", "__iadd__",
@@ -72,6 +89,16 @@ INPLACE = {
 BOUNDS = {"clamp", "clip", "clamp_min", "clamp_max"}
 LARGEST_FIRST = {"argmax", "max", "topk"}
 SMALLEST_FIRST = {"argmin", "min"}
+# the arguments that a function may be given by name, in their order; ("input", "other") for any other function
+PARAMETERS = {
+    "where": ("condition", "input", "other"), "cat": ("tensors",), "concat": ("tensors",), "concatenate": ("tensors",),
+    "stack": ("tensors",), "hstack": ("tensors",), "vstack": ("tensors",), "searchsorted": ("sorted_sequence", "input"),
+    "bernoulli": ("input",), "multinomial": ("input", "num_samples", "replacement"),
+}  # fmt: skip
+CONCATENATIONS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack"}
+NOBODY = -(2**40)  # stands in a tensor where no place has been elected
+CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda"}  # of MOVES: only the numbers
+LARGEST_RANGE = 1_000  # of a whole random number
 READS = {"item", "tolist", "__float__", "__int__", "__bool__", "__index__", "numpy"}  # by their full names
 STORES = {"setitem", "copy", "fill"}
 # random functions of torch that are not enumerated
@@ -90,19 +117,42 @@ class Shadowed(TorchFunctionMode):
         super().__init__()
         self.coins = coins
         self.expressions: list[Expression] = []
+        self.open_elections = False  # whether an argmax has left any
+        self.generators: dict[int, bytes] = {}  # by id, the state of generators that were handed over
         self.shadows: dict[int, tuple[Tensor, object]] = {}  # where a storage begins → its shadow, and the storage
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if name in REFUSED:
+        if name in REFUSED and not _is_off(name, args, kwargs or {}):
             raise RandomnessError(f"{name} is random and is not enumerated")
+        args, kwargs = _bound(name, args, kwargs or {})
+        self._check_generator(kwargs.get("generator"))
         drawn = self._drawn(name, args, kwargs)
         if drawn is not None:
+            if kwargs.get("out") is not None:
+                raise RandomnessError(f"{name} with out= is not enumerated")
             return drawn
         if not self._has_symbols((args, kwargs)):
             return function(*args, **kwargs)
         return self._symbolic(function, name, args, kwargs)
+
+    def _check_generator(self, generator: torch.Generator | None) -> None:
+        """RandomnessError if a generator that is handed over was seeded since it was last used here."""
+        if generator is None:
+            return
+        state = generator.get_state().numpy().tobytes()
+        if self.generators.setdefault(id(generator), state) != state:
+            raise RandomnessError(SEEDED.format("a generator"))
+
+    def only_decided(self, call: Callable) -> Callable:
+        """A call that torch functions are not seen in, refused if an undecided number is handed over."""
+
+        def called(function, *args, **kwargs):
+            if self._has_symbols((args, kwargs)):
+                raise RandomnessError("an undecided random number is handed to a function that torch.jit has compiled")
+            return call(function, *args, **kwargs)
+
+        return called
 
     # --- random functions
 
@@ -111,7 +161,7 @@ class Shadowed(TorchFunctionMode):
         if name == "rand":
             return self._filled(_empty(args, kwargs), lambda: Uniform(Cell(self.coins)))
         if name == "rand_like":
-            return self._filled(torch.empty_like(args[0]), lambda: Uniform(Cell(self.coins)))
+            return self._filled(_empty_like(args[0], kwargs), lambda: Uniform(Cell(self.coins)))
         if name == "uniform_":
             low, high = _two(args, kwargs, ("from", "to"), (0.0, 1.0))
             return self._filled(args[0], lambda: Uniform(Cell(self.coins)) * (high - low) + low)
@@ -119,7 +169,9 @@ class Shadowed(TorchFunctionMode):
             (rate,) = _two(args, kwargs, ("lambd",), (1.0,))
             return self._filled(args[0], lambda: Noise(Cell(self.coins), float(np.log(rate)), ARRIVAL))
         if name == "bernoulli":
-            return self._bernoulli(torch.empty_like(args[0]), args[0])
+            of_all = args[1] if len(args) > 1 else kwargs.get("p")
+            probabilities = args[0] if of_all is None else torch.as_tensor(of_all)
+            return self._bernoulli(torch.empty_like(args[0]), probabilities)
         if name == "bernoulli_":
             probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
             return self._bernoulli(args[0], torch.as_tensor(probability))
@@ -162,13 +214,16 @@ class Shadowed(TorchFunctionMode):
             high = numbers.pop()
         if numbers:
             low = numbers.pop()
+        _check_range(high - low)
         law = torch.ones(high - low, dtype=torch.float64)
         count = int(np.prod(size))
         drawn = [low + self.coins.choose(law) for _ in range(count)]
         return torch.tensor(drawn, dtype=dtype).reshape(tuple(size))
 
-    def _searchsorted(self, edges: Tensor, values, *, right=False, **_) -> Tensor:
+    def _searchsorted(self, edges: Tensor, values, *, right=False, sorter=None, **_) -> Tensor:
         """The place of undecided numbers among rising edges: asked from the left, a coin an edge."""
+        if sorter is not None:
+            raise RandomnessError("searchsorted with a sorter is not enumerated")
         wanted = self._elements(values)
         shape = values.shape if isinstance(values, Tensor) else ()
         rows = edges.expand(*shape[:-1], edges.shape[-1]).reshape(-1, edges.shape[-1]).tolist()
@@ -182,16 +237,25 @@ class Shadowed(TorchFunctionMode):
 
     def _symbolic(self, function, name: str, args, kwargs):
         base = name.strip("_")
+        self._settle(_indices_of(base, args, kwargs))
+        if not self._has_symbols((args, kwargs)):
+            return function(*args, **kwargs)
+        _check_memory(name, base, kwargs)
         if name in READS:
             return self._read(name, args[0])
-        if base in ASKS:
+        if base in ASKS and not self._has_symbols((args[1:], kwargs)):
             return function(*args, **kwargs)
         if base in MOVES:
             return self._moved(function, base, args, kwargs)
         if base in STORES:
             return self._stored(function, args, kwargs)
+        if base in ("argmax", "argmin"):
+            return self._first(function, base, args, kwargs)
         if base in LARGEST_FIRST or base in SMALLEST_FIRST:
             return self._elected(function, base, args, kwargs)
+        special = {"cumprod": self._cumprod, "masked_fill": self._masked_fill, "masked_fill_": self._masked_fill_}
+        if name in special:
+            return special[name](*args, **kwargs)
         result = self._computed(name, base, args, kwargs)
         if name in INPLACE:
             self._put(args[0], self._elements(result, args[0].shape))
@@ -200,6 +264,11 @@ class Shadowed(TorchFunctionMode):
 
     def _computed(self, name: str, base: str, args, kwargs) -> Tensor:
         """Arithmetic and comparisons, element by element."""
+        changes_its_tensor = name.endswith("_") and not name.startswith("_")
+        if changes_its_tensor and name not in INPLACE:
+            raise RandomnessError(f"{name} of an undecided random number is not enumerated")
+        if kwargs and base not in BOUNDS:
+            raise RandomnessError(f"{name} of an undecided random number with {', '.join(kwargs)}= is not enumerated")
         if base in SWAPPED:
             return self._elementwise(BINARY[SWAPPED[base]], (args[1], args[0]))
         if base in BINARY:
@@ -245,21 +314,25 @@ class Shadowed(TorchFunctionMode):
 
     def _moved(self, function, base: str, args, kwargs):
         """The same move of the numbers and of their shadow."""
+        if base == "view" and any(isinstance(one, torch.dtype) for one in (*args[1:], *kwargs.values())):
+            raise RandomnessError("the bits of an undecided random number are asked for; it has none")
         result = function(*args, **kwargs)
-        moved = function(*self._shadow_arguments(base, args), **kwargs)
+        if base in CASTS:
+            moved = self._shadow_or_plain(args[0])
+        else:
+            moved = function(*self._shadow_arguments(base, args), **kwargs)
         for part, shadow in zip(_parts(result), _parts(moved), strict=True):
             if part.numel() and not self._is_shadowed(part):  # a view of what has a shadow shares it
+                self._check_may_hold(part, self._expressions_at(shadow))
                 self._own(part).copy_(shadow)
         return result
 
     def _shadow_arguments(self, base: str, args) -> list:
         """The arguments with shadows in place of the tensors that hold numbers."""
-        if base in ("cat", "concat", "stack", "hstack", "vstack", "concatenate"):
+        if base in CONCATENATIONS:
             return [[self._shadow_or_plain(one) for one in args[0]], *args[1:]]
         if base == "where":
             return [args[0], *(self._shadow_or_plain(one) for one in args[1:])]
-        if base in ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda"):
-            return [self._shadow_or_plain(args[0])]
         return [self._shadow_or_plain(args[0]), *args[1:]]
 
     def _shadow_or_plain(self, operand):
@@ -274,12 +347,12 @@ class Shadowed(TorchFunctionMode):
         """An assignment of, or into, undecided numbers: the same in the shadow."""
         target = args[0]
         own = self._own(target)
+        stored = torch.as_tensor(self._shadow_or_plain(args[-1]))
+        self._check_may_hold(target, self._expressions_at(stored))
         if function.__name__ == "__setitem__":
-            own[args[1]] = self._shadow_or_plain(args[2])
-        elif function.__name__ == "copy_":
-            own.copy_(self._shadow_or_plain(args[1]))
-        else:
-            own.fill_(-1)
+            own[args[1]] = stored
+        else:  # copy_ and fill_
+            own.copy_(stored)
         return function(*args, **kwargs)
 
     def _read(self, name: str, tensor: Tensor):
@@ -293,8 +366,37 @@ class Shadowed(TorchFunctionMode):
         convert = {"__float__": float, "__int__": int, "__bool__": bool, "__index__": operator.index}[name]
         return convert(values[0])  # which an undecided number refuses
 
+    def _cumprod(self, tensor: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        """Partial products of rows of uniform numbers."""
+        products = []
+        for numbers in self._rows(tensor, dim):
+            products += partial_products(numbers)
+        shape = tensor.movedim(dim, -1).shape
+        return self._tensor(products, shape, [tensor]).movedim(-1, dim).to(dtype or tensor.dtype)
+
+    def _masked_fill(self, tensor: Tensor, mask: Tensor, value) -> Tensor:
+        """Another number where a mask is true."""
+        number = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
+        return self._moved(torch.where, "where", (mask, number, tensor), {})
+
+    def _masked_fill_(self, tensor: Tensor, mask: Tensor, value) -> Tensor:
+        """The same, in place."""
+        return self._stored(Tensor.copy_, (tensor, self._masked_fill(tensor, mask, value)), {})
+
+    def _first(self, function, base: str, args, kwargs) -> Tensor:
+        """An argmax or argmin of rows of noise: each place is elected when it is asked for."""
+        tensor = args[0]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        elections = []
+        for scores in self._rows(tensor, dim):
+            elections.append(Election(self.coins, self._checked(scores, base == "argmin")))
+        places = function(torch.zeros(tensor.shape), *args[1:], **kwargs)
+        self._put(places, elections)
+        self.open_elections = True
+        return places
+
     def _elected(self, function, base: str, args, kwargs):
-        """An argmax, a maximum or the largest k of rows of noise: the first ones are elected one after the other.
+        """A maximum or the largest k of rows of noise: the first ones are elected one after the other.
 
         The function itself is then asked for the largest of ranks, whose order is the one that was elected. So what it
         returns has its usual form. Its values are spent: who asks for them is refused.
@@ -304,22 +406,24 @@ class Shadowed(TorchFunctionMode):
         wanted = 1
         dim = None
         if base == "topk":
+            if not (kwargs.get("largest", True) and (len(settings) < 3 or settings[2])):
+                raise RandomnessError("topk of the smallest of undecided random numbers is not enumerated")
             wanted = kwargs["k"] if "k" in kwargs else settings.pop(0)
             dim = -1
         if settings:
             dim = settings[0]
         dim = kwargs.get("dim", dim)
-        rows = tensor.reshape(1, -1) if dim is None else tensor.movedim(dim, -1)
-        width = rows.shape[-1]
-        numbers = self._elements(rows)
         ranks = []
-        for start in range(0, len(numbers), width):
-            of_row = [0.0] * width
-            for place, winner in enumerate(self._order(numbers[start : start + width], wanted, base in SMALLEST_FIRST)):
-                of_row[winner] = width - place
-            ranks += of_row
-        table = torch.tensor(ranks, dtype=torch.float64).reshape(rows.shape)
-        table = table.reshape(tensor.shape) if dim is None else table.movedim(-1, dim)
+        for scores in self._rows(tensor, dim):
+            of_row = [0.0] * len(scores)
+            for place, winner in enumerate(self._order(scores, wanted, base in SMALLEST_FIRST)):
+                of_row[winner] = len(scores) - place
+            ranks.append(of_row)
+        table = torch.tensor(ranks, dtype=torch.float64)  # (rows, width)
+        if dim is None:
+            table = table.reshape(tensor.shape)
+        else:
+            table = table.reshape(tensor.movedim(dim, -1).shape).movedim(-1, dim)
         if base in SMALLEST_FIRST:
             table = -table
         result = function(table, *args[1:], **kwargs)
@@ -328,14 +432,16 @@ class Shadowed(TorchFunctionMode):
                 self._put(part, [Spent()] * part.numel())
         return result
 
+    def _rows(self, tensor: Tensor, dim: int | None) -> list[list]:
+        """What stands along a dimension of a tensor, row by row; all of it as one row for None."""
+        rows = tensor.reshape(1, -1) if dim is None else tensor.movedim(dim, -1)
+        numbers = self._elements(rows)
+        width = rows.shape[-1]
+        return [numbers[start : start + width] for start in range(0, len(numbers), width)]
+
     def _order(self, scores: list, wanted: int, smallest: bool) -> list[int]:
         """The places of the first of a row of noisy scores, in their order."""
-        forms = (ARRIVAL, NEGATIVE_GUMBEL) if smallest else LARGEST_WINS
-        if not all(isinstance(score, Noise) and score.form in forms for score in scores):
-            raise RandomnessError(
-                "the largest or smallest of undecided numbers is enumerated for p / e and log p + g (e exponential, "
-                "g Gumbel noise), and for the smallest e / p, only"
-            )
+        scores = self._checked(scores, smallest)
         if wanted == 1:
             return [elect(self.coins, scores)]
         if not all(score.cell.is_fresh for score in scores):
@@ -349,6 +455,56 @@ class Shadowed(TorchFunctionMode):
         for score in scores:
             score.cell.low = 0.5  # used up: whoever asks it again is refused
         return order
+
+    def _checked(self, scores: list, smallest: bool) -> list[Noise]:
+        """A row of scores, if they are such that their order is enumerated; RandomnessError otherwise."""
+        forms = (ARRIVAL, NEGATIVE_GUMBEL) if smallest else LARGEST_WINS
+        scores = self._with_losers(scores, math.inf if smallest else -math.inf)
+        if not all(isinstance(score, Noise) and score.form in forms for score in scores):
+            raise RandomnessError(
+                "the largest or smallest of undecided numbers is enumerated for p / e and log p + g (e exponential, "
+                "g Gumbel noise), and for the smallest e / p, only"
+            )
+        return scores
+
+    def _with_losers(self, scores: list, never: float) -> list:
+        """Scores in which a plain number that can never be the first, such as a mask's −∞, is noise of weight 0."""
+        noisy = [score for score in scores if isinstance(score, Noise)]
+        if not noisy:
+            return scores
+        form = noisy[0].form
+        with_losers = []
+        for score in scores:
+            is_loser = _loses(score, form, never)
+            with_losers.append(Noise(Cell(self.coins), -math.inf, form) if is_loser else score)
+        return with_losers
+
+    # --- places that an argmax has not elected yet
+
+    def _settle(self, something) -> None:
+        """Hold the elections whose winners stand in these tensors, and write the winners down."""
+        if not self.open_elections:
+            return
+        if isinstance(something, list | tuple):
+            for one in something:
+                self._settle(one)
+        if isinstance(something, dict):
+            self._settle(list(something.values()))
+        if not isinstance(something, Tensor):
+            return
+        shadow = self._shadow(something)
+        if shadow is None:
+            return
+        for place in shadow[shadow >= 0].unique().tolist():
+            if isinstance(self.expressions[place], Election):
+                self._write(something, place, self.expressions[place].winner)
+
+    def _write(self, tensor: Tensor, place: int, number: int) -> None:
+        """A decided number in place of an expression, wherever it stands in a tensor's storage."""
+        shadow, storage = self.shadows[tensor.untyped_storage().data_ptr()]
+        numbers = tensor.new_empty(0).set_(storage, 0, (len(shadow),))
+        numbers[shadow == place] = number
+        shadow[shadow == place] = -1
 
     # --- shadows
 
@@ -384,7 +540,10 @@ class Shadowed(TorchFunctionMode):
 
     def _put(self, tensor: Tensor, values: Sequence) -> None:
         """Write numbers and expressions into a tensor."""
-        numbers = torch.tensor([float("nan") if isinstance(one, Expression) else one for one in values])
+        self._check_may_hold(tensor, values)
+        blank = math.nan if tensor.is_floating_point() else NOBODY
+        plain = [blank if isinstance(one, Expression) else one for one in values]
+        numbers = torch.tensor(plain, dtype=torch.float64)
         places = []
         for value in values:
             is_symbol = isinstance(value, Expression)
@@ -393,6 +552,17 @@ class Shadowed(TorchFunctionMode):
                 self.expressions.append(value)
         tensor.detach().copy_(numbers.reshape(tensor.shape))
         self._own(tensor).copy_(torch.tensor(places, dtype=torch.int64).reshape(tensor.shape))
+
+    def _check_may_hold(self, tensor: Tensor, expressions: Sequence) -> None:
+        """RandomnessError for undecided numbers, but for places, in a tensor of whole numbers: it would round them."""
+        if tensor.is_floating_point():
+            return
+        if any(isinstance(one, Expression) and not isinstance(one, Election) for one in expressions):
+            raise RandomnessError(f"an undecided random number is turned into {tensor.dtype}")
+
+    def _expressions_at(self, shadow: Tensor) -> list[Expression]:
+        """The expressions that a shadow refers to."""
+        return [self.expressions[place] for place in shadow[shadow >= 0].unique().tolist()]
 
     def _forget(self, tensor: Tensor) -> None:
         if self._is_shadowed(tensor):
@@ -410,6 +580,12 @@ def _empty(args, kwargs) -> Tensor:
     if len(args) == 1 and not isinstance(args[0], int):
         size = args[0]
     return torch.empty(tuple(size), **options)
+
+
+def _empty_like(tensor: Tensor, kwargs) -> Tensor:
+    """An empty tensor as torch.rand_like would make it."""
+    options = {name: value for name, value in kwargs.items() if name in ("dtype", "device")}
+    return torch.empty_like(tensor, **options)
 
 
 def _two(args, kwargs, names: Sequence[str], defaults: Sequence[float]) -> list[float]:
@@ -435,6 +611,68 @@ def _bounds(base: str, args, kwargs) -> tuple[float | None, float | None]:
     if len(given) > 1:
         high = given[1]
     return low, high
+
+
+def _check_memory(name: str, base: str, kwargs) -> None:
+    """RandomnessError for functions that read or write the memory of an undecided number."""
+    if kwargs.get("out") is not None:
+        raise RandomnessError(f"{name} of an undecided random number with out= is not enumerated")
+    if base in MEMORY:
+        raise RandomnessError(
+            f"{name}: the memory of an undecided random number is asked for, as by a kernel; it holds no number"
+        )
+
+
+def _indices_of(base: str, args, kwargs):
+    """The arguments whose places have to be known: all of them, but for what is only moved or stored."""
+    if base in ASKS:
+        return ()
+    if base in CONCATENATIONS:
+        return args[1:]
+    if base == "where":
+        return args[:1]
+    if base in MOVES:
+        return (args[1:], kwargs)
+    if base == "setitem":
+        return args[1:2]
+    if base in STORES:
+        return ()
+    return (args, kwargs)
+
+
+def _loses(score, form: str, never: float) -> bool:
+    """Whether a plain number is never the first beside noise of this form. Example: 0 beside p / e, which is larger."""
+    if isinstance(score, Expression):
+        return False
+    return score == never or (form == SCORE and score == 0)
+
+
+def _bound(name: str, args, kwargs) -> tuple[tuple, dict]:
+    """Arguments that were given by name, in their places. Example: lt(u, other=x) is lt(u, x)."""
+    base = name.strip("_")
+    names = PARAMETERS.get(base, ("input", "other"))
+    values = list(args)
+    named = dict(kwargs)
+    for parameter in names[len(values) :]:
+        if parameter not in named:
+            break
+        values.append(named.pop(parameter))
+    return tuple(values), named
+
+
+def _is_off(name: str, args, kwargs) -> bool:
+    """Whether dropout is called, as in evaluation, so that it changes nothing."""
+    if "dropout" not in name:
+        return False
+    probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    training = args[2] if len(args) > 2 else kwargs.get("training", True)
+    return not training or probability == 0
+
+
+def _check_range(width: int) -> None:
+    """RandomnessError for a random whole number of too many values, such as a seed."""
+    if width > LARGEST_RANGE:
+        raise RandomnessError(f"a whole random number of {width} values is not enumerated: {LARGEST_RANGE} at most")
 
 
 def _parts(result) -> list[Tensor]:
@@ -467,7 +705,9 @@ class SymbolicGenerator:
             made[index] = make()
         return made.reshape(size)
 
-    def random(self, size=None, **_):
+    def random(self, size=None, dtype=None, out=None):
+        if out is not None:
+            raise RandomnessError("random with out= is not enumerated")
         return self._shaped(size, lambda: Uniform(Cell(self._coins)))
 
     random_sample = sample = ranf = random
@@ -492,6 +732,7 @@ class SymbolicGenerator:
     def integers(self, low, high=None, size=None, endpoint=False, **_):
         if high is None:
             low, high = 0, low
+        _check_range(high - low + int(endpoint))
         law = torch.ones(high - low + int(endpoint), dtype=torch.float64)
         made = self._shaped(size, lambda: low + self._coins.choose(law))
         return made if size is None else made.astype(np.int64)
@@ -513,14 +754,18 @@ class SymbolicGenerator:
         made = self._shaped(size, draw)
         return made if size is None else made.astype(values.dtype)
 
+    def multinomial(self, n, pvals, size=None):
+        if n != 1 or size is not None:
+            raise RandomnessError(f"multinomial is enumerated for one draw only, got n = {n}, size = {size}")
+        drawn = np.zeros(len(pvals), dtype=np.int64)
+        drawn[self._coins.choose(torch.as_tensor(pvals))] = 1
+        return drawn
+
     def binomial(self, n, p, size=None):
         if n != 1:
             raise RandomnessError(f"binomial is enumerated for n = 1 only, got {n}")
         made = self._shaped(size, lambda: int(self._coins.accept(float(p))))
         return made if size is None else made.astype(np.int64)
-
-    def seed(self, *_):
-        """Nothing: what is not drawn has no seed."""
 
     def __getattr__(self, name: str):
         if name.startswith("__"):
@@ -559,8 +804,35 @@ class SymbolicRandom:
         law = torch.tensor([float(weight) for weight in weights], dtype=torch.float64)
         return [population[self._coins.choose(law)] for _ in range(k)]
 
-    def seed(self, *_):
-        """Nothing: what is not drawn has no seed."""
+
+SEEDED = "{} is seeded within the sampler: if so at every call, its numbers repeat. Seed outside, or judge it without"
+
+
+def _seeding(name: str, result=None) -> Callable:
+    """In place of a function that seeds a generator, or makes one: refused with a seed, which makes numbers repeat."""
+
+    def seeded(seed=None, *_, **__):
+        if isinstance(seed, SymbolicGenerator):
+            return seed
+        if seed is not None:
+            raise RandomnessError(SEEDED.format(name))
+        return result
+
+    return seeded
+
+
+def _refused_state(name: str) -> Callable:
+    """In place of a function that sets the state of a generator, so that numbers repeat."""
+
+    def refused(*_, **__):
+        raise RandomnessError(f"{name} sets a random state, so that numbers repeat")
+
+    return refused
+
+
+def _made_generator(*_, **__):
+    """In place of torch.Generator, which begins with the same seed each time it is made."""
+    raise RandomnessError(SEEDED.format("a torch.Generator that is made"))
 
 
 def _searched(original: Callable) -> Callable:
@@ -616,6 +888,18 @@ def _refusal(name: str) -> Callable:
     return refused
 
 
+ONE_AT_A_TIME = threading.RLock()  # the functions of modules are replaced for all threads
+
+
+def _raised_at(error: Exception) -> str:
+    """The sampler's line in the traceback of an error, in brackets."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.parent != Path(__file__).parent and not any(path.is_relative_to(folder) for folder in LIBRARIES):
+            return f" ({path.name}, line {frame.lineno})"
+    return ""
+
+
 @contextmanager
 def randomness(coins: Coins) -> Iterator[None]:
     """Inside, random functions of torch, numpy and ``random`` return numbers that only coins decide.
@@ -628,15 +912,42 @@ def randomness(coins: Coins) -> Iterator[None]:
     """
     generator = SymbolicGenerator(coins)
     before = _states()
+    refused_before = len(REFUSALS)
+    made_before = Cell.made
     with ExitStack() as stack:
-        stack.enter_context(_replaced(python_random, _instead(python_random, SymbolicRandom(coins))))
+        stack.enter_context(ONE_AT_A_TIME)
+        for_python = _instead(python_random, SymbolicRandom(coins))
+        for_python["seed"] = _seeding("random")
+        for_python["setstate"] = _refused_state("random.setstate")
+        stack.enter_context(_replaced(python_random, for_python))
         for_numpy = _instead(np.random, generator)
-        for_numpy |= {"default_rng": lambda *_: generator, "RandomState": lambda *_: generator}
+        for_numpy["seed"] = _seeding("numpy.random")
+        for_numpy["default_rng"] = _seeding("numpy's default_rng", generator)
+        for_numpy["RandomState"] = _seeding("numpy's RandomState", generator)
+        for_numpy["set_state"] = _refused_state("numpy.random.set_state")
         stack.enter_context(_replaced(np.random, for_numpy))
         stack.enter_context(_replaced(np, {"searchsorted": _searched(np.searchsorted)}))
-        stack.enter_context(_replaced(torch, {"manual_seed": generator.seed}))
-        stack.enter_context(Shadowed(coins))
-        yield
+        for_torch = {
+            "manual_seed": _seeding("torch"),
+            "set_rng_state": _refused_state("torch.set_rng_state"),
+            "Generator": _made_generator,
+        }
+        stack.enter_context(_replaced(torch, for_torch))
+        shadowed = Shadowed(coins)
+        for compiled in (torch.jit.ScriptFunction, torch.ScriptMethod):
+            stack.enter_context(_replaced(compiled, {"__call__": shadowed.only_decided(compiled.__call__)}))
+        stack.enter_context(shadowed)
+        try:
+            yield
+        except NotJudged:
+            raise
+        except Exception as error:  # of the sampler
+            if not shadowed.expressions and Cell.made == made_before:
+                raise
+            raise NotJudged(f"the sampler raised {type(error).__name__}: {error}{_raised_at(error)}") from error
+    swallowed = REFUSALS[refused_before:]
+    if swallowed:
+        raise swallowed[0]
     for name, after in _states().items():
         if after != before[name]:
             raise RandomnessError(

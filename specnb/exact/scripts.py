@@ -5,16 +5,18 @@ somewhere else, and is not judged.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
 
-from specnb.exact.symbols import NotJudged
+from specnb.exact.symbols import NotJudged, asking_line
 from specnb.sampling import Coins
 
 Outcome = TypeVar("Outcome")
+MOST_TOSSES = 1_000  # in one run
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,18 @@ class Toss:
     probabilities: tuple[float, ...]
     outcome: int
     is_coin: bool
+    by: str = ""  # which line of the sampler asked; "draft" for a draft token, "" for what a convention draws
 
     def __str__(self) -> str:
         if self.is_coin:
             answer = "yes" if self.outcome else "no"
-            return f"coin of {self.probabilities[1]:.4f}: {answer}"
-        shown = ", ".join(f"{number:.4f}" for number in self.probabilities)
-        return f"draw from ({shown}): {self.outcome}"
+            said = f"coin of {self.probabilities[1]:.4f}: {answer}"
+        else:
+            shown = ", ".join(f"{number:.4f}" for number in self.probabilities)
+            said = f"draw from ({shown}): {self.outcome}"
+        if not self.by:
+            return said
+        return f"{self.by}: {said}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class Noted:
         self.uniforms: list[float] = []
         self.tosses: list[Toss] = []
         self.replayed: int | None = None  # tosses played again so far; None at the first run
+        self.drafting = False  # whether what is drawn now is the draft
 
     def _again(self, probabilities: tuple[float, ...], is_coin: bool) -> int | None:
         """The outcome that this toss had at the first run; None during the first run."""
@@ -71,12 +79,28 @@ class Noted:
         self.replayed += 1
         return earlier.outcome
 
+    def _note(self, probabilities: tuple[float, ...], outcome: int, is_coin: bool) -> None:
+        """Keep a toss; NotJudged if there are too many."""
+        if len(self.tosses) == MOST_TOSSES:
+            raise NotJudged(f"one run tosses more than {MOST_TOSSES} coins: a loop that ends by chance only, perhaps")
+        self.tosses.append(Toss(probabilities, outcome, is_coin, self._asking()))
+
+    def _asking(self) -> str:
+        """Who asks now, for readers."""
+        if self.drafting:
+            return "draft"
+        asking = asking_line()
+        if asking is None:
+            return ""
+        _, line = asking
+        return f"line {line}"
+
     def accept(self, probability: float) -> bool:
         probabilities = (1 - probability, probability)
         outcome = self._again(probabilities, True)
         if outcome is None:
             outcome = int(self.coins.accept(probability))
-            self.tosses.append(Toss(probabilities, outcome, True))
+            self._note(probabilities, outcome, True)
         return bool(outcome)
 
     def choose(self, probabilities: Tensor) -> int:
@@ -85,8 +109,16 @@ class Noted:
         outcome = self._again(normalised, False)
         if outcome is None:
             outcome = self.coins.choose(probabilities)
-            self.tosses.append(Toss(normalised, outcome, False))
+            self._note(normalised, outcome, False)
         return outcome
+
+
+@contextmanager
+def drafting(coins: Coins) -> Iterator[None]:
+    """What is drawn inside is called the draft."""
+    coins.drafting = True
+    yield
+    coins.drafting = False
 
 
 def play(fn: Callable[[Coins], Outcome], coins: Coins) -> tuple[tuple[Toss, ...], Outcome]:

@@ -10,18 +10,24 @@ Gumbel's g = −log e. Such an argmax is a race, and one draw decides it: the i-
 w_i / Σ w.
 Noise that takes part in a second race, with other weights, has a joint law with the first winner, which
 ``second_winner`` works out.
+Partial products u_1, u_1 u_2, … are ``Product``: their negative logarithms are sums of exponentials, whose joint law
+``Arrivals`` works out.
 """
 
+import contextlib
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import unittest
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
+from numpy.polynomial import Polynomial
 
 if TYPE_CHECKING:
     from specnb.sampling import Coins
@@ -34,24 +40,54 @@ class NotJudged(ValueError):
     """A sampler cannot be judged."""
 
 
+REFUSALS: "list[RandomnessError]" = []  # all that were made: a sampler may catch one, and go on
+
+
 class RandomnessError(NotJudged):
     """A sampler does with a random number what cannot be enumerated. Names the sampler's line."""
 
     def __init__(self, reason: str):
         super().__init__(reason + _where())
+        REFUSALS.append(self)
 
 
 def _where() -> str:
-    """The innermost line that runs now and is neither ours nor a library's."""
+    """The sampler's line that runs now, in brackets; nothing if there is none."""
+    asking = asking_line()
+    if asking is None:
+        return ""
+    path, line = asking
+    return f" ({path.name}, line {line})"
+
+
+LOW_LEVEL = {"symbols.py", "random_functions.py", "scripts.py", "laws.py"}  # of ours, between a sampler and its coins
+LIBRARIES = tuple(Path(module.__file__).parent for module in (torch, np, unittest))
+CONTEXTLIB = Path(contextlib.__file__)
+
+
+def asking_line() -> tuple[Path, int] | None:
+    """The file and line of the sampler that runs now; None if what runs is ours, such as a convention."""
     frame = sys._getframe(1)
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        is_ours = path.parent == Path(__file__).parent
-        is_librarys = any(name in path.parts for name in ("torch", "numpy", "unittest")) or path.name == "contextlib.py"
-        if not is_ours and not is_librarys:
-            return f" ({path.name}, line {frame.f_lineno})"
+        kind = _kind_of(frame.f_code.co_filename)
+        if kind == "ours":
+            return None
+        if kind == "sampler":
+            return Path(frame.f_code.co_filename), frame.f_lineno
         frame = frame.f_back
-    return ""
+    return None
+
+
+@cache
+def _kind_of(file: str) -> str:
+    """Whose code stands in a file: "ours", "between" a sampler and its coins, or the "sampler"'s."""
+    path = Path(file)
+    is_librarys = any(path.is_relative_to(folder) for folder in LIBRARIES) or path == CONTEXTLIB
+    if is_librarys:
+        return "between"
+    if path.parent != Path(__file__).parent:
+        return "sampler"
+    return "between" if path.name in LOW_LEVEL else "ours"
 
 
 @dataclass(eq=False)
@@ -73,6 +109,10 @@ class Cell:
     high: float = 1.0
     race: Race | None = None
     is_used_up: bool = False  # another cell stands for it now
+    made: ClassVar[int] = 0  # how many cells there have been
+
+    def __post_init__(self):
+        Cell.made += 1
 
     @property
     def is_fresh(self) -> bool:
@@ -94,7 +134,7 @@ class Cell:
         if self.race is not None:
             raise RandomnessError("a number that took part in an argmax is compared with another one")
         if self.is_used_up:
-            raise RandomnessError("u is compared after 1 − u was used")
+            raise RandomnessError("u is compared after 1 − u or a product with u was used")
         if math.isnan(threshold):
             return False
         if threshold >= self.high - ROUNDING:
@@ -120,12 +160,17 @@ class Expression:
     """What a sampler holds in place of a random number. Whatever is not defined in a subclass is refused."""
 
     __hash__ = object.__hash__
+    __str__ = __repr__ = __pos__ = __trunc__ = refuse
     __bool__ = __float__ = __int__ = __index__ = __abs__ = __pow__ = __rpow__ = __mod__ = __floordiv__ = refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = refuse
     log = exp = refuse
+    certain: float | None = None  # its value, if it has only one
 
     def __round__(self, digits=None):
+        refuse(self)
+
+    def __format__(self, form):
         refuse(self)
 
     def bounded(self, low: float | None, high: float | None) -> "Expression":
@@ -133,8 +178,20 @@ class Expression:
         refuse(self)
 
 
-@dataclass(frozen=True, eq=False)
-class Uniform(Expression):
+class Continuous(Expression):
+    """An expression that equals a given number with probability 0, unless it has only one value."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, number):
+        return as_number(self, number) == self.certain
+
+    def __ne__(self, number):
+        return not self == number
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Uniform(Continuous):
     """shift + scale · u."""
 
     cell: Cell
@@ -192,12 +249,16 @@ class Uniform(Expression):
     __rmul__ = __mul__
 
     def __lt__(self, number):
+        if is_vector(number):
+            return for_each(number, lambda one: self < one)
         threshold = (as_number(self, number) - self.shift) / self.scale
         if self.scale > 0:
             return self.cell.below(threshold)
         return not math.isnan(threshold) and not self.cell.below(threshold)
 
     def __gt__(self, number):
+        if is_vector(number):
+            return for_each(number, lambda one: self > one)
         return -self < -as_number(self, number)
 
     __le__ = __lt__  # both are equal with probability 0
@@ -222,13 +283,23 @@ NEGATIVE = "− e / w"
 LARGEST_WINS = (SCORE, GUMBEL, NEGATIVE)  # of the two others the smallest does
 
 
-@dataclass(frozen=True, eq=False)
-class Noise(Expression):
+@dataclass(frozen=True, eq=False, repr=False)
+class Noise(Continuous):
     """Exponential noise e = −log u with a weight w, in one of five forms. log_weight: log w, −inf for a weight of 0."""
 
     cell: Cell
     log_weight: float
     form: str
+
+    @property
+    def certain(self) -> float | None:
+        """Its value for a weight of 0 or ∞; None for any other weight."""
+        if not math.isinf(self.log_weight):
+            return None
+        at_zero = {ARRIVAL: math.inf, SCORE: 0.0, GUMBEL: -math.inf, NEGATIVE_GUMBEL: math.inf, NEGATIVE: -math.inf}
+        at_infinity = {ARRIVAL: 0.0, SCORE: math.inf, GUMBEL: math.inf, NEGATIVE_GUMBEL: -math.inf, NEGATIVE: 0.0}
+        values = at_zero if self.log_weight < 0 else at_infinity
+        return values[self.form]
 
     def _turned(self, forms: dict[str, str], change: float = 0.0) -> "Noise":
         """The same noise in another form, its log weight changed; refused for a form that is not listed."""
@@ -246,7 +317,8 @@ class Noise(Expression):
         return self._turned({GUMBEL: SCORE, NEGATIVE_GUMBEL: ARRIVAL})
 
     def bounded(self, low, high):
-        if self.form == ARRIVAL and high is None and low is not None and low <= EPSILON:
+        if self.form == ARRIVAL and high is None and low is not None:
+            self._check_small(max(low, 0.0))
             return self
         return refuse(self)
 
@@ -254,13 +326,28 @@ class Noise(Expression):
         number = as_number(self, number)
         if math.isnan(number):
             return number
-        if self.form in (ARRIVAL, SCORE, NEGATIVE):
-            if abs(number) > EPSILON:
-                refuse(self)
+        if self.form == SCORE:
+            return self._masked(number)
+        if self.form in (ARRIVAL, NEGATIVE):
+            self._check_small(number)
             return self
         if self.form == GUMBEL:
             return self._turned({GUMBEL: GUMBEL}, number)
         return self._turned({NEGATIVE_GUMBEL: NEGATIVE_GUMBEL}, -number)
+
+    def _masked(self, number: float) -> "Noise":
+        """A score to which 0 was added, or −∞, which makes it a loser."""
+        if number == 0:
+            return self
+        if number == -math.inf:
+            return Noise(self.cell, -math.inf, self.form)
+        return refuse(self)
+
+    def _check_small(self, number: float) -> None:
+        """Refuse to take a number for 0 that is not small beside e, in whose scale this is e / w."""
+        weight = math.exp(min(self.log_weight, 700.0))
+        if abs(number) * weight > EPSILON:
+            refuse(self)
 
     def __sub__(self, number):
         return self + -as_number(self, number)
@@ -327,12 +414,145 @@ class Noise(Expression):
         return wins if self.form in LARGEST_WINS else not wins
 
 
+@dataclass(eq=False)
+class Arrivals:
+    """What is known of S_1 = e_1, S_2 = e_1 + e_2, …, the negative logarithms of u_1, u_1 u_2, …
+
+    S_k is asked for rising k. Its density, cut to what the answers so far leave, is a polynomial times e^−s on each of
+    a few intervals. As S_k+1 = S_k + e, the next density at t is e^−t times the integral of the polynomials up to t.
+
+    Example: S_1 has the density e^−s, and S_2 that of s e^−s. Given S_1 > a it is (s − a) e^−s for s > a, times e^a.
+    """
+
+    coins: "Coins"
+    place: int = 1  # k, of the sum that is known
+    pieces: list[tuple[float, float, Polynomial]] = field(default_factory=lambda: [(0.0, math.inf, Polynomial([1.0]))])
+
+    def exceeds(self, place: int, threshold: float) -> bool:
+        """Whether S_place > threshold, by a coin if it is open."""
+        if place < self.place:
+            raise RandomnessError("a product of random numbers is compared after a longer product was")
+        while self.place < place:
+            self._advance()
+        above = _cut(self.pieces, threshold, math.inf)
+        below = _cut(self.pieces, 0.0, threshold)
+        mass = _mass(above) + _mass(below)
+        share = _mass(above) / mass
+        if share <= ROUNDING:
+            return False
+        if share >= 1 - ROUNDING:
+            return True
+        exceeded = self.coins.accept(share)
+        self.pieces = above if exceeded else below
+        return exceeded
+
+    def _advance(self) -> None:
+        """From S_k to S_k+1."""
+        advanced = []
+        before = 0.0  # the integral up to where the next piece begins
+        reached = 0.0
+        for low, high, polynomial in self.pieces:
+            if low > reached:
+                advanced.append((reached, low, Polynomial([before])))
+            integral = polynomial.integ()
+            advanced.append((low, high, integral - integral(low) + before))
+            reached = high
+            if not math.isinf(high):
+                before += integral(high) - integral(low)
+        if not math.isinf(reached):
+            advanced.append((reached, math.inf, Polynomial([before])))
+        self.pieces = advanced
+        self.place += 1
+
+
+def _cut(pieces: list, low: float, high: float) -> list:
+    """The parts of pieces between two bounds."""
+    parts = []
+    for start, end, polynomial in pieces:
+        begins = max(start, low)
+        ends = min(end, high)
+        if begins < ends:
+            parts.append((begins, ends, polynomial))
+    return parts
+
+
+def _mass(pieces: list) -> float:
+    """Σ ∫ polynomial(s) e^−s ds: the integral from s on is e^−s times the sum of all derivatives at s."""
+    mass = 0.0
+    for low, high, polynomial in pieces:
+        derivatives = [polynomial.deriv(order) for order in range(polynomial.degree() + 1)]
+        mass += math.exp(-low) * sum(derivative(low) for derivative in derivatives)
+        if not math.isinf(high):
+            mass -= math.exp(-high) * sum(derivative(high) for derivative in derivatives)
+    return mass
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Continuous):
+    """u_1 u_2 … u_k, of numbers of which nothing is known but their products."""
+
+    arrivals: Arrivals
+    place: int  # k
+
+    def __lt__(self, number):
+        threshold = as_number(self, number)
+        if math.isnan(threshold) or threshold <= 0:
+            return False
+        if threshold >= 1:
+            return True
+        return self.arrivals.exceeds(self.place, -math.log(threshold))
+
+    def __gt__(self, number):
+        threshold = as_number(self, number)
+        return not math.isnan(threshold) and not self < threshold
+
+    __le__ = __lt__
+    __ge__ = __gt__
+
+
+def partial_products(numbers: Sequence) -> list[Product]:
+    """u_1, u_1 u_2, …, of uniform numbers of which nothing is known yet; they are asked no more themselves."""
+    for number in numbers:
+        if not isinstance(number, Uniform) or number.scale != 1 or number.shift != 0 or not number.cell.is_fresh:
+            raise RandomnessError("products are enumerated for uniform numbers that were not used before, only")
+        number.cell.is_used_up = True  # at once, so that no number comes twice
+    arrivals = Arrivals(numbers[0].cell.coins)
+    return [Product(arrivals, place) for place in range(1, 1 + len(numbers))]
+
+
 class Spent(Expression):
     """The value of a number that won an argmax: it has no law that is worked out here, and any use is refused."""
 
 
+def certain(number) -> float:
+    """A plain number itself, and the value of an expression that has only one; .5 in place of any other value.
+
+    It is for questions whose answer is the same for all finite numbers, such as whether a number is infinite.
+    """
+    if not isinstance(number, Expression):
+        return number
+    if isinstance(number, Spent):
+        return refuse(number)
+    return 0.5 if number.certain is None else number.certain
+
+
+def is_vector(number) -> bool:
+    """Whether it is a tensor of other than one number."""
+    return isinstance(number, torch.Tensor) and number.numel() != 1
+
+
+def for_each(numbers: torch.Tensor, ask: Callable[[float], bool]) -> torch.Tensor:
+    """The answers for each element of a tensor."""
+    answers = [ask(number) for number in numbers.flatten().tolist()]
+    return torch.tensor(answers).reshape(numbers.shape)
+
+
 def as_number(expression: Expression, number) -> float:
     """A plain number; another random one is refused."""
+    if isinstance(number, torch.Tensor | np.ndarray) and math.prod(number.shape) != 1:
+        raise RandomnessError(
+            "one random number is used with a whole array at once: write torch.rand(1) for random.random(), or a loop"
+        )
     if isinstance(number, Expression):
         raise RandomnessError("two random numbers are added, multiplied or compared with each other")
     try:
@@ -352,6 +572,22 @@ def log_of(expression: Expression, number) -> float:
 
 
 # --- races
+
+
+class Election(Expression):
+    """The place of the first of several noisy scores. It is elected when it is asked for: most are never read."""
+
+    def __init__(self, coins: "Coins", scores: Sequence[Noise]):
+        self.coins = coins
+        self.scores = scores
+        self.elected: int | None = None
+
+    @property
+    def winner(self) -> int:
+        """The place."""
+        if self.elected is None:
+            self.elected = elect(self.coins, self.scores)
+        return self.elected
 
 
 def elect(coins: "Coins", scores: Sequence[Noise]) -> int:

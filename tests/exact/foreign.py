@@ -46,7 +46,7 @@ def in_logs(p, q, drafted):
 
 def in_numpy(p, q, drafted):
     """numpy's Generator, a cumulative sum."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng()
     p, q = p.numpy(), q.numpy()
     for place, token in enumerate(drafted):
         if generator.random() < min(1.0, p[place, token] / q[place, token]):
@@ -181,6 +181,10 @@ def threshold(p, q, drafted):
         if p[place, token] < 0.3:
             return [*drafted[:place], int(torch.multinomial(p[place], 1))]
     return [*drafted, int(torch.multinomial(p[-1], 1))]
+
+
+def no_token(p, q, drafted):
+    """Returns nothing, by mistake."""
 
 
 WRONG = (no_residual, same_uniform, ratio_turned, residual_of_the_first, noise_used_again, threshold)

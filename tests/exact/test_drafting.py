@@ -67,6 +67,28 @@ def test_our_own_drafter_whose_siblings_are_misstated():
     assert len(found.context.before) == 1  # the younger sibling's law
 
 
+def test_a_law_that_does_not_add_up_is_none():
+    def doubled(q, count):
+        tokens, laws = foreign.draws_and_reports(q, count)
+        return tokens, [2 * law for law in laws]
+
+    assert exact.judge_drafter(doubled, conventions.DRAFT).verdict == drafting.DISHONEST
+
+
+def test_an_honest_drafter_in_float32():
+    def cast(q, count):
+        return foreign.draws_by_noise(lambda text: q(text).float(), count)
+
+    assert exact.judge_drafter(cast, conventions.DRAFT).is_honest
+
+
+def test_too_many_coins_end_with_a_message(monkeypatch):
+    monkeypatch.setattr(drafting, "MOST_SCRIPTS", 100)
+    found = exact.judge_drafter(foreign.draws_and_reports, conventions.DRAFT, shapes=exact.chains(12))
+    assert found.verdict == drafting.NOT_JUDGED
+    assert "ask for shorter drafts" in found.reason
+
+
 def test_what_is_hidden_is_not_judged():
     hidden = np.random.default_rng(0)
 

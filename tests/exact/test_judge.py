@@ -1,5 +1,6 @@
 """The judgement of anybody's sampler: ten right ones pass, six wrong ones are refuted by what a reader can follow."""
 
+import inspect
 import math
 import subprocess
 import sys
@@ -100,21 +101,36 @@ def test_a_verifier_that_accepts_everything():
     assert exact.judge(accepts_everything, conventions.VERIFIER).verdict == judgement.LOSSY
 
 
-def as_vllm(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_probs, bonus, _):
-    """A sampler with vLLM's arguments, in plain torch."""
-    gamma = num_draft_tokens[0]
-    output = torch.full((1, max_spec_len + 1), -1, dtype=torch.int32)
-    uniform = torch.rand((gamma,), dtype=torch.float64)
-    noise = torch.empty((1, target_probs.shape[-1]), dtype=torch.float64)
+def as_vllm(tokens, counts, longest, ends, draft_probs, target_probs, bonus, _, starts=None, bonus_of=None):
+    """A sampler with vLLM's arguments, in plain torch. As in vLLM a request has one row of noise for all its places."""
+    output = torch.full((len(counts), longest + 1), -1, dtype=torch.int32)
+    uniform = torch.rand((len(tokens),), dtype=torch.float64)
+    noise = torch.empty((len(counts), target_probs.shape[-1]), dtype=torch.float64)
     noise.exponential_()
-    for place, token in enumerate(draft_token_ids.tolist()):
-        if uniform[place] > target_probs[place, token] / draft_probs[place, token]:
-            rest = (target_probs[place] - draft_probs[place]).clamp_min(0)
-            output[0, place] = (rest / noise[0]).argmax()
-            return output
-        output[0, place] = token
-    output[0, gamma] = bonus[0, 0]
+    request_of_row = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    rest = (target_probs - draft_probs).clamp_min(0)
+    recovered = (rest / noise[request_of_row]).argmax(-1)
+    for request, count in enumerate(counts):
+        start = int(ends[request]) - count if starts is None else starts[request]
+        for place in range(count):
+            token = int(tokens[start + place])
+            if uniform[start + place] > target_probs[start + place, token] / draft_probs[start + place, token]:
+                output[request, place] = recovered[start + place]
+                break
+            output[request, place] = token
+        else:
+            output[request, count] = bonus[request if bonus_of is None else bonus_of, 0]
     return output
+
+
+def as_vllm_without_starts(*arguments):
+    """Every request is taken to begin at the first row."""
+    return as_vllm(*arguments, starts=[0] * len(arguments[1]))
+
+
+def as_vllm_with_one_bonus(*arguments):
+    """The first request's bonus token for all."""
+    return as_vllm(*arguments, bonus_of=0)
 
 
 def as_sglang(*, predicts, accept_index, accept_token_num, candidates, uniform_samples, **rest):
@@ -197,6 +213,10 @@ def as_vllm_with_softmax(*arguments):
 
 CALLED = [
     (as_vllm, conventions.VLLM, True),
+    (as_vllm_without_starts, conventions.VLLM, True),
+    (as_vllm, conventions.VLLM_BATCH, True),
+    (as_vllm_without_starts, conventions.VLLM_BATCH, False),
+    (as_vllm_with_one_bonus, conventions.VLLM_BATCH, False),
     (as_vllm_without_laws, conventions.VLLM_NGRAM, True),
     (as_vllm_with_softmax, conventions.VLLM_NGRAM, False),
     (as_sglang, conventions.SGLANG, True),
@@ -219,6 +239,12 @@ def test_the_conventions_of_engines_and_trees(sampler, convention, right):
     assert found.is_lossless == right, str(found)
 
 
+def test_a_chain_of_three_with_one_row_of_noise_a_request():
+    """Three races on the same noise, of which at most one matters."""
+    found = exact.judge(as_vllm, conventions.VLLM, shapes=exact.chains(3), tried=exact.worlds()[:2])
+    assert found.verdict == judgement.LOSSLESS, str(found)
+
+
 # --- what is not judged, and what is no step
 
 
@@ -226,8 +252,10 @@ def test_rounding_is_told_from_a_fault():
     def in_float32(p, q, drafted):
         return foreign.textbook(p.float(), q.float(), drafted)
 
-    assert exact.judge(in_float32, conventions.PLAIN).verdict == judgement.LOSSY  # in float64 it would be one
-    found = exact.judge(in_float32, conventions.PLAIN, dtype=torch.float32)
+    found = exact.judge(in_float32, conventions.PLAIN, dtype=torch.float64)
+    assert found.verdict == judgement.LOSSY  # in float64 it would be a fault
+    assert "this may be rounding: judge it with dtype=torch.float32" in str(found)
+    found = exact.judge(in_float32, conventions.PLAIN)
     assert found.verdict == judgement.ROUNDING
     assert 1e-12 < found.distance < 2 * torch.finfo(torch.float32).eps
     assert exact.judge(foreign.no_residual, conventions.PLAIN, dtype=torch.bfloat16).verdict == judgement.LOSSY
@@ -271,6 +299,18 @@ def test_too_many_coins_end_with_a_message(monkeypatch):
     assert "more than 50 sequences of coins" in found.reason
 
 
+def test_a_counterexample_tells_who_tossed_and_what_the_target_adds():
+    found = exact.judge(foreign.no_residual, conventions.PLAIN)
+    said = str(found)
+    source, start = inspect.getsourcelines(foreign.no_residual)
+    comparing = start + next(place for place, line in enumerate(source) if "torch.rand" in line)
+    assert "draft: draw from" in said
+    assert f"line {comparing}: coin of" in said
+    assert "(the target goes on) = " in said
+    shown = [float(line.split(": ")[0].split(" = ")[-1]) for line in said.splitlines() if "→ commits" in line]
+    assert sum(shown) == pytest.approx(found.counterexample.given, abs=1e-5)
+
+
 @pytest.mark.parametrize("tokens", [[], [0, 0, 0, 0], [3], [-1]])
 def test_what_is_no_step_is_an_error(tokens):
     with pytest.raises(ValueError, match="the sampler gave"):
@@ -308,7 +348,7 @@ def test_the_command_says_it_by_its_status(capsys):
     assert main([f"{file}:textbook", "--lengths", "1"]) == 0
     assert capsys.readouterr().out.startswith("lossless: ")
     assert main([f"{file}:no_residual"]) == 1
-    assert "Coins that lead to" in capsys.readouterr().out
+    assert "Ways that lead to" in capsys.readouterr().out
     assert main([f"{file}:threshold", "--by-design"]) == 0
     assert main(["transformers.generation.utils:_speculative_sampling", "--as", "transformers", "--lengths", "1"]) == 0
 
@@ -321,6 +361,11 @@ def test_the_command_says_it_by_its_status(capsys):
         ([f"{foreign.__file__}:nosuch"], "has no function nosuch: it has "),
         (["mine.py"], "say FILE.py:FUNCTION"),
         ([f"{foreign.__file__}:textbook", "--as", "nobody"], "invalid choice"),
+        ([f"{foreign.__file__}:textbook", "--as", "vllm"], "It was called as 'vllm': sampler(draft_token_ids"),
+        ([f"{foreign.__file__}:no_token"], "TypeError: 'NoneType' object is not iterable"),
+        ([f"{foreign.__file__}:textbook", "--lengths", "0"], "a draft has one token or more"),
+        ([f"{foreign.__file__}:textbook", "--vocabulary", "2"], "the worlds need three tokens or more"),
+        ([f"{foreign.__file__}:draws_and_reports", "--as", "draft", "--by-design"], "--by-design is for samplers"),
     ],
 )
 def test_a_mistake_is_told_in_a_line(words, reason, capsys):

@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 from random import random as imported_by_name
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 
 from specnb import exact
 from specnb.exact import random_functions, symbols
-from specnb.exact.symbols import RandomnessError, second_winner
+from specnb.exact.symbols import NotJudged, RandomnessError, second_winner
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 NUMBERS = P.numpy()
+OF_TORCH = torch.Generator().manual_seed(3)
 GENERATOR = np.random.default_rng(1)
 
 
@@ -51,7 +53,7 @@ DRAWS = {
     "searchsorted": lambda: torch.searchsorted(P.cumsum(0), torch.rand(1, dtype=torch.float64)),
     "Categorical": lambda: torch.distributions.Categorical(probs=P).sample(),
     "numpy's choice": lambda: np.random.choice(3, p=NUMBERS),
-    "a new Generator": lambda: np.random.default_rng(7).choice(3, p=NUMBERS),
+    "a new Generator": lambda: np.random.default_rng().choice(3, p=NUMBERS),
     "numpy's p / e": lambda: (NUMBERS / np.random.exponential(size=3)).argmax(),
     "numpy's log p + g": lambda: np.argmax(np.log(NUMBERS) + np.random.gumbel(size=3)),
     "numpy's −log(−log u)": lambda: (np.log(NUMBERS) - np.log(-np.log(np.random.rand(3)))).argmax(),
@@ -84,8 +86,15 @@ COINS = {
     "an item": lambda: torch.rand(1).item() < 0.3,
     "rand_like": lambda: torch.rand_like(P)[1] <= 0.3,
     "uniform_": lambda: torch.empty(2).uniform_(1, 2)[0] < 1.3,
-    "a seeded generator": lambda: torch.rand(1, generator=torch.Generator().manual_seed(3)) < 0.3,
-    "after a seed": lambda: (torch.manual_seed(0), torch.rand(1))[1] < 0.3,
+    "a generator of before": lambda: torch.rand(1, generator=OF_TORCH) < 0.3,
+    "dropout that is off": lambda: torch.rand(1) < torch.nn.functional.dropout(P[1:2], training=False),
+    "a vector": lambda: bool((random.random() < torch.tensor([0.3, 0.3], dtype=torch.float64)).all()),
+    "a named argument": lambda: torch.lt(input=torch.rand(1), other=0.3),
+    "a named condition": lambda: torch.where(torch.tensor([True]), input=torch.rand(1), other=torch.ones(1)) < 0.3,
+    "a plain number beside it": lambda: bool((_beside_a_third() < 0.3).all()),
+    "after a cast": lambda: torch.rand(600).bfloat16()[599] < 0.3,
+    "a mask in place": lambda: torch.rand(2).masked_fill_(torch.tensor([True, False]), 1.0)[1] < 0.3,
+    "a mask": lambda: torch.rand(2).masked_fill(torch.tensor([True, False]), 1.0)[1] < 0.3,
     "bernoulli": lambda: torch.bernoulli(P)[1],
     "bernoulli_": lambda: torch.empty(1).bernoulli_(0.3),
     "an exponential": lambda: noise()[0] > -math.log(0.3),
@@ -98,6 +107,14 @@ COINS = {
     "concatenated": lambda: torch.cat([torch.rand(1), torch.ones(1)])[0] < 0.3,
     "stored": lambda: _stored() < 0.3,
 }
+
+
+def _beside_a_third() -> torch.Tensor:
+    """Two numbers, of which the second is one third and stays so in float64."""
+    third = torch.tensor(1 / 3, dtype=torch.float64)
+    numbers = torch.rand(2, dtype=torch.float64) * torch.tensor([1.0, 0.0]) + torch.stack([0 * third, third])
+    assert numbers[1].item() == 1 / 3
+    return numbers[:1]
 
 
 def _stored() -> torch.Tensor:
@@ -150,6 +167,68 @@ def test_randint_is_uniform():
     assert law(lambda: int(np.random.randint(2))) == {0: 0.5, 1: 0.5}
 
 
+def test_an_undecided_number_equals_no_number():
+    """Guards against a noise of 0 or ∞ are common; they never hold, but for a weight of 0."""
+
+    def guarded():
+        drawn = noise()
+        safe = torch.where((drawn == 0) | torch.isinf(drawn) | ~torch.isfinite(drawn), 1e-10, drawn)
+        return int((P / safe).argmax())
+
+    assert law(guarded) == pytest.approx({0: 0.5, 1: 0.3, 2: 0.2}, abs=1e-12)
+    weights = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    assert law(lambda: tuple((weights / noise()[:2] == 0).tolist())) == {(True, False): 1.0}
+    assert law(lambda: tuple(torch.isinf(noise()[:2] / weights).tolist())) == {(True, False): 1.0}
+
+
+def test_undecided_numbers_fill_a_tensor_and_have_another_type():
+    def filled():
+        numbers = torch.ones(2, dtype=torch.float64)
+        numbers.fill_(torch.rand((), dtype=torch.float64))
+        return tuple((numbers < 0.3).tolist())
+
+    assert law(filled) == pytest.approx({(True, True): 0.3, (False, False): 0.7})
+    of_whole_numbers = torch.zeros(1, dtype=torch.long)
+    assert law(lambda: bool(torch.rand_like(of_whole_numbers, dtype=torch.float64) < 0.25)) == {True: 0.25, False: 0.75}
+    assert law(lambda: bool(torch.bernoulli(torch.zeros(1), 0.25))) == {True: 0.25, False: 0.75}
+
+
+# --- products of uniform numbers
+
+
+def test_products_have_their_joint_law():
+    """u1 u2 < b has probability b (1 − log b). Neither u1 < a nor u1 u2 < b: ∫_a^1 (1 − b / u) du."""
+    a, b = 0.6, 0.3
+
+    def both():
+        products = torch.rand(2, dtype=torch.float64).cumprod(-1)
+        return tuple((products < torch.tensor([a, b], dtype=torch.float64)).tolist())
+
+    found = law(both)
+    second = b * (1 - math.log(b))  # ∫ min(1, b / u) du
+    neither = (1 - a) - b * -math.log(a)  # u1 > a, and u2 > b / u1
+    assert found[True, True] + found[False, True] == pytest.approx(second, abs=1e-12)
+    assert found[False, False] == pytest.approx(neither, abs=1e-12)
+    assert found[True, True] + found[True, False] == pytest.approx(a, abs=1e-12)
+
+
+def test_products_beside_a_simulation():
+    """Three products against three thresholds, in 200,000 draws: five standard errors."""
+    thresholds = np.array([0.5, 0.35, 0.1])
+
+    def answers():
+        products = torch.rand(3, dtype=torch.float64).cumprod(-1)
+        return tuple((torch.from_numpy(thresholds) >= products).tolist())
+
+    found = law(answers)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+    drawn = thresholds >= np.random.default_rng(0).random((200_000, 3)).cumprod(-1)
+    for outcome in np.ndindex(2, 2, 2):
+        share = float((drawn == np.array(outcome, dtype=bool)).all(-1).mean())
+        right = found.get(tuple(map(bool, outcome)), 0.0)
+        assert abs(share - right) <= 5 * math.sqrt(right * (1 - right) / 200_000) + 1e-9
+
+
 # --- noise that is raced twice
 
 
@@ -182,6 +261,97 @@ def test_the_second_winner_beside_a_simulation():
             assert (np.abs(share - right) <= 5 * error + 1e-9).all()
 
 
+def test_a_race_that_nobody_reads_is_not_run():
+    """As where an engine draws a recovered token for every place with the same noise, and takes one of them."""
+    runs = []
+
+    def engine():
+        runs.append(1)
+        shared = noise()
+        rows = torch.stack([P, P.flip(0), P.roll(1), P.roll(2)])
+        recovered = (rows / shared).argmax(-1)  # four races on the same noise
+        placed = torch.full((1, 5), -1, dtype=torch.int32)
+        placed[0, 2] = recovered[1]
+        return placed.tolist()[0][2]
+
+    assert law(engine) == pytest.approx({0: 0.2, 1: 0.3, 2: 0.5})
+    assert len(runs) == 3
+
+
+def test_two_of_many_races_have_their_joint_law():
+    def of_two(indices):
+        def engine():
+            shared = noise()
+            rows = torch.stack([P, P.flip(0), P.roll(1)])
+            recovered = (rows / shared).argmax(-1)
+            return tuple(recovered[indices].tolist())
+
+        return engine
+
+    found = law(of_two([0, 1]))
+    for first in range(3):
+        then = second_winner(P.numpy(), first, P.flip(0).numpy())
+        for second in range(3):
+            assert found.get((first, second), 0.0) == pytest.approx(float(P[first]) * then[second], abs=1e-12)
+
+
+def test_an_elected_place_as_an_index_a_condition_and_a_number():
+    def used():
+        place = (P / noise()).argmax()
+        copied = place.clone().reshape(1)
+        number = float(P[place])  # an index decides
+        same = bool((copied == int(place)).all())
+        kept = torch.where(torch.tensor(True), place, torch.tensor(7))
+        return number, same, kept.item(), P.gather(0, copied).item() == number
+
+    found = law(used)
+    assert found == pytest.approx({(0.5, True, 0, True): 0.5, (0.3, True, 1, True): 0.3, (0.2, True, 2, True): 0.2})
+
+
+def test_a_mask_of_minus_infinity_among_scores():
+    def masked():
+        scores = torch.where(torch.tensor([True, False, True]), P / noise(), -torch.inf)
+        return int(scores.argmax())
+
+    assert law(masked) == pytest.approx({0: 0.5 / 0.7, 2: 0.2 / 0.7})
+
+
+def test_a_refusal_that_is_swallowed_is_raised_at_the_end():
+    def swallowing():
+        try:
+            return int(torch.randperm(3)[0])
+        except Exception:
+            return int(torch.multinomial(P, 1))
+
+    with pytest.raises(RandomnessError, match="randperm"):
+        law(swallowing)
+
+
+def test_an_error_of_the_sampler_names_its_line():
+    def failing():
+        torch.rand(1)
+        return {}["nothing"]
+
+    with pytest.raises(NotJudged, match=r"the sampler raised KeyError: 'nothing' \(test_randomness.py, line \d+\)"):
+        law(failing)
+
+    def failing_before_anything_is_drawn():
+        return {}["nothing"]
+
+    with pytest.raises(KeyError):
+        law(failing_before_anything_is_drawn)
+
+
+def test_two_threads_leave_the_modules_as_they_were():
+    before = random.random, np.random.rand, torch.manual_seed
+    threads = [threading.Thread(target=lambda: law(lambda: bool(torch.rand(1) < 0.3))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (random.random, np.random.rand, torch.manual_seed) == before
+
+
 def test_a_third_race_is_not_worked_out():
     def thrice():
         shared = noise()
@@ -205,11 +375,47 @@ REFUSED = {
     "random.shuffle": lambda: random.shuffle([1, 2]),
     "random.gauss": lambda: random.gauss(0, 1) > 0,
     "numpy's normal": lambda: np.random.normal() > 0,
-    "numpy's permutation": lambda: np.random.default_rng(0).permutation(3),
+    "numpy's permutation": lambda: np.random.default_rng().permutation(3),
     "a sum": lambda: torch.rand(2).sum() < 1,
     "numpy's sum": lambda: np.random.rand(2).sum() < 1,
     "a square": lambda: torch.rand(1) ** 2 < 0.3,
-    "equality": lambda: torch.rand(1) == 0.5,
+    "equality of two": lambda: torch.rand(1) == torch.rand(1),
+    "the winner's equality": lambda: (P / noise()).max() == 0.5,
+    "a product with a number again": lambda: _product_and_number(),
+    "products of one number": lambda: torch.rand(1).repeat(2).cumprod(0) < 0.3,
+    "products out of order": lambda: _products_out_of_order(),
+    "its memory": lambda: torch.rand(1).data_ptr(),
+    "its storage": lambda: torch.rand(1).untyped_storage(),
+    "its bits": lambda: torch.rand(1).view(torch.int32),
+    "its whole number": lambda: torch.rand(1).to(torch.long),
+    "its truth": lambda: torch.rand(1).to(torch.bool),
+    "stored as a whole number": lambda: torch.zeros(1, dtype=torch.long).copy_(torch.rand(1)),
+    "an item of whole numbers": lambda: _stored_as_whole_number(),
+    "written elsewhere": lambda: torch.add(torch.rand(1), 1, out=torch.zeros(1)),
+    "drawn elsewhere": lambda: torch.rand(1, out=torch.zeros(1)),
+    "a comparison in place": lambda: torch.full((1,), 0.5).lt_(torch.rand(1)),
+    "a seed": lambda: torch.manual_seed(0),
+    "numpy's seed": lambda: np.random.default_rng(1),
+    "numpy's old seed": lambda: np.random.seed(1),
+    "random's seed": lambda: random.seed(1),
+    "random's state": lambda: random.setstate(random.getstate()),
+    "torch's state": lambda: torch.set_rng_state(torch.get_rng_state()),
+    "a generator that is made": lambda: torch.Generator(),
+    "a generator that is seeded": lambda: _seeded_between(),
+    "a factor by name": lambda: torch.sub(torch.rand(1), 0.3, alpha=2) < 0,
+    "rounding by name": lambda: torch.div(torch.rand(1), 0.3, rounding_mode="floor") < 1,
+    "an addend that is not small": lambda: int((P / (torch.empty_like(P).exponential_(1e9) + 1e-6)).argmax()),
+    "a clamp that is not small": lambda: int((P / (noise() * 1e-9).clamp_min(1e-6)).argmax()),
+    "a score with an addend": lambda: int((P / noise() + torch.tensor([0, 1e-7, 0])).argmax()),
+    "its copy in a new tensor": lambda: P.new_tensor(torch.rand(1)),
+    "a tensor filled with it": lambda: torch.full_like(P, torch.rand(())),
+    "the smallest of topk": lambda: torch.topk(P / noise(), 1, largest=False),
+    "its text": lambda: str(random.random()),
+    "its formatted text": lambda: f"{random.random():.2f}",
+    "a large range": lambda: torch.randint(0, 2**40, (1,)),
+    "python's large range": lambda: random.randrange(10**6),
+    "numpy's out": lambda: np.random.default_rng().random(out=np.zeros(1)),
+    "a compiled function": lambda: compiled_comparison(torch.rand(1), 0.3),
     "two numbers compared": lambda: bool(torch.rand(1) < torch.rand(1)),
     "its value": lambda: float(torch.rand(1)),
     "a condition": lambda: bool(torch.rand(1)),
@@ -222,6 +428,38 @@ REFUSED = {
     "u after 1 − u": lambda: _both_ways(),
     "a function imported by name": lambda: imported_by_name() < 0.5,
 }
+
+
+@torch.jit.script
+def compiled_comparison(number: torch.Tensor, threshold: float) -> torch.Tensor:
+    return number < threshold
+
+
+def _product_and_number() -> bool:
+    numbers = torch.rand(2)
+    products = numbers.cumprod(0)
+    return bool(products[0] < 0.5) and bool(numbers[0] < 0.5)
+
+
+def _products_out_of_order() -> bool:
+    products = torch.rand(2).cumprod(0)
+    return bool(products[1] < 0.5) and bool(products[0] < 0.5)
+
+
+def _stored_as_whole_number() -> torch.Tensor:
+    places = torch.zeros(2, dtype=torch.long)
+    places[0] = torch.rand(())
+    return places
+
+
+def _seeded_between() -> None:
+    torch.rand(1, generator=OF_TORCH)
+    before = OF_TORCH.get_state()
+    OF_TORCH.manual_seed(7)
+    try:
+        torch.rand(1, generator=OF_TORCH)
+    finally:
+        OF_TORCH.set_state(before)
 
 
 def _race_after_comparison() -> int:

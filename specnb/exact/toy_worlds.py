@@ -1,8 +1,8 @@
 """Small worlds and small drafts, in which ``judgement`` and ``drafting`` try other people's samplers and drafters.
 
-A *world* is a target law p and a draft law q over a few tokens. The worlds are flat, peaked, tied, cut to the likeliest
-tokens, with impossible tokens, with p = q and with nothing in common. A *shape* says how many draft tokens there are,
-and which of them follow which.
+A *world* is a target law p and a draft law q over a few tokens. The worlds are flat, peaked, certain, tied, cut to the
+likeliest tokens, with impossible tokens, with p = q and with nothing in common. A *shape* says how many draft tokens
+there are, and which of them follow which.
 """
 
 from collections.abc import Callable
@@ -74,6 +74,21 @@ def _tied(law_of_token: Tensor) -> Tensor:
     return (law_of_token * 4).round() + 1
 
 
+def _equal_on(token: int, p: Model, q: Model) -> Model:
+    """The law q, changed so that it gives one token the probability that p gives it."""
+
+    @cache
+    def changed(prefix: tuple[int, ...]) -> Tensor:
+        kept = p(prefix)[token]
+        weights = q(prefix).clone()
+        weights[token] = 0
+        weights = (1 - kept) * weights / weights.sum()
+        weights[token] = kept
+        return weights
+
+    return changed
+
+
 def worlds(vocabulary: int = 3) -> list[World]:
     """The worlds in which ``judge`` tries a sampler, the plainest first."""
     if vocabulary < 3:
@@ -93,6 +108,10 @@ def worlds(vocabulary: int = 3) -> list[World]:
         "q misses a token": (first, _changed(second, _without(last))),
         "p misses a token": (_changed(first, _without(0)), second),
         "nothing in common": (_changed(first, _only(0)), _changed(second, _without(0))),
+        "p is certain": (_changed(first, _only(1)), second),
+        "q is certain": (first, _changed(second, _only(1))),
+        "both miss a token": (_changed(first, _without(last)), _changed(second, _without(last))),
+        "p = q at one token": (first, _equal_on(1, first, second)),
         "tied": (_changed(first, _tied), _changed(second, _tied)),
         "both cut to the top 2": (_changed(first, _top_k), _changed(second, _top_k)),
         "p cut to the top 2": (_changed(first, _top_k), second),
@@ -104,7 +123,9 @@ def worlds(vocabulary: int = 3) -> list[World]:
 
 
 def chains(*lengths: int) -> tuple[Static, ...]:
-    """The shapes of chains of these numbers of draft tokens."""
+    """The shapes of chains of these numbers of draft tokens; ValueError for less than one."""
+    if any(length < 1 for length in lengths):
+        raise ValueError(f"a draft has one token or more, got chains of {list(lengths)}")
     return tuple(Static(chain(length).paths, f"a chain of {length}") for length in lengths)
 
 
