@@ -14,18 +14,23 @@ from transformers import PreTrainedModel
 
 from specnb.drafters import CausalLMDraft, DraftForwards, DraftModel, first_is_root
 from specnb.heads import files
-from specnb.heads.modules import Frozen, HeadModel, Spec, as_causal_lm, frozen_linear
+from specnb.heads.modules import Frozen, HeadModel, OwnRows, Spec, as_causal_lm, frozen_linear
 from specnb.models import Graphs, PackedLinear, pack
 from specnb.tree import TokenTree
 
 
-def load_draft(name: str | Path, model: PreTrainedModel, *, capacity: int = 0) -> DraftModel:
-    """Load a trained head as a draft model for this target, by name (in data/drafts) or by path without suffix.
+def load_draft(
+    name: str | Path, model: PreTrainedModel, *, capacity: int = 0, layers: Sequence[int] | None = None
+) -> DraftModel:
+    """Load a trained head as a draft model for this target.
 
-    If the target is packed (``models.pack``), the head is packed, too. capacity: see ``draft_model``. Raises ValueError
-    as ``heads.load`` does.
+    name: a name in data/drafts, a path without suffix, or a published head, see ``heads.load``.
+    capacity: see ``draft_model``.
+    layers: see ``heads.load``.
+
+    If the target is packed (``models.pack``), the head is packed, too. Raises ValueError as ``heads.load`` does.
     """
-    head, spec, frozen = files.load(name, model)
+    head, spec, frozen = files.load(name, model, layers=layers)
     packed = any(isinstance(module, PackedLinear) for module in model.modules())
     return draft_model(head, spec, frozen, packed=packed, capacity=capacity)
 
@@ -62,7 +67,8 @@ def _callable_model(head: nn.Module, spec: Spec, frozen: Frozen, *, joined: bool
     if spec.kind == "vdm":
         return as_causal_lm(head, spec, frozen, reduced=True)
     if spec.kind == "medusa":
-        return nn.Sequential(head, frozen_linear(frozen.rows))
+        shared = frozen.rows.dim() == 2
+        return nn.Sequential(head, frozen_linear(frozen.rows) if shared else OwnRows(frozen.rows))
     if joined:
         head.layer.join()
     return HeadModel(head, frozen)
@@ -97,6 +103,7 @@ class EagleDraft(HeadDraft):
     def __init__(self, forwards: DraftForwards, spec: Spec, frozen: Frozen):
         super().__init__(spec, frozen)
         self.forwards = forwards
+        self.first_row = spec.first_row
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         self.forwards.begin()
@@ -104,6 +111,10 @@ class EagleDraft(HeadDraft):
         self.unseen_features = self.no_state  # (len(unseen), width): the target's feature before each
         if hidden:
             self.unseen_features = torch.cat([self.no_state, self._target_features(hidden)])
+        if not self.first_row:
+            self.unseen = self.unseen[1:]
+            self.unseen_features = self.unseen_features[1:]
+        self.max_depth = None if self.unseen else 0  # a published head cannot draft below a text's first token
         self.predicted: dict[int, Tensor] = {}  # expanded node → its predicted feature (width,)
 
     @torch.no_grad()
@@ -137,6 +148,7 @@ class EagleDraft(HeadDraft):
             features = torch.cat([self.unseen_features, features])
         self.unseen_features = features
         self.unseen += [*(tree.token_list[node] for node in path), next_token]
+        self.max_depth = None
         self.forwards.commit(())
         self.predicted = {}
 
@@ -198,16 +210,20 @@ class MedusaDraft(HeadDraft):
     def __init__(self, model: nn.Sequential, spec: Spec, frozen: Frozen):
         super().__init__(spec, frozen)
         self.model = model
-        self.max_depth = spec.count
+        self.count = self.max_depth = spec.count
+        self.first_row = spec.first_row
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         if len(prefix) > 1:
             self._see(hidden[self.hidden_layer])
-        else:
-            self._see(self.no_state)
+            return
+        self._see(self.no_state)
+        if not self.first_row:
+            self.max_depth = 0  # a published head has learnt nothing about a text's first token
 
     def _see(self, states: Tensor) -> None:
         """Draft from the last of these states (n, width), at the token before the root, until the next commit."""
+        self.max_depth = self.count
         self.state = states[-1:]
         self.logits: Tensor | None = None  # (heads, V_d), computed when they are first needed
 

@@ -6,7 +6,7 @@ dictionary of facts about it: among them the target's fingerprint, the head's sp
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb.heads import published
 from specnb.heads.modules import MODULES, Frozen, Spec, exact_rotation
 from specnb.models import files as model_files
 
@@ -89,15 +90,25 @@ def save(head: nn.Module, spec: Spec, ids: Tensor, card: dict, stem: Path) -> No
     model_files.write_all(content)
 
 
-def load(name: str | Path, model: PreTrainedModel) -> tuple[nn.Module, Spec, Frozen]:
+def load(
+    name: str | Path, model: PreTrainedModel, *, layers: Sequence[int] | None = None
+) -> tuple[nn.Module, Spec, Frozen]:
     """Load a trained head for this target, in the target's dtype and on its device.
 
-    name: a bare name in data/drafts, or a path; see ``path``.
+    name: a bare name in data/drafts, or a path; see ``path``. Or a head that others have published, see ``published``:
+        a folder with config.json, or a repository of the Hugging Face hub as "owner/name".
+    layers: the states that a published EAGLE-3 head reads, if they are not those that its config says.
 
     Returns the head as a module, its spec, and the frozen parts that it borrows from the target. Raises ValueError if
     a file is missing, damaged or truncated, or if the head was trained for another target. A target in float16 is not
     checked, because its weights are rounded differently; a wrong head would draft badly, and the texts stay right.
+    A published head does not say which weights it was trained for: ``published.load`` says what is checked instead.
     """
+    folder = published.find(name)
+    if folder is not None:
+        return published.load(folder, model, layers=layers)
+    if layers is not None:
+        raise ValueError(f"layers is for published heads of EAGLE-3, and {name} is none")
     weights_file, card_file = _weights_and_card(path(name))
     card = json.loads(card_file.read_text(encoding="utf-8"))
     weights = weights_file.read_bytes()
@@ -127,8 +138,10 @@ def _check_target(weights_file: Path, trained_for: str, this_one: str) -> None:
 
 
 def _spec_of(card: dict) -> Spec:
-    """The spec that a card contains. The oldest cards have no ``fused``, because no head read several states then."""
-    settings = {"fused": (), **card["spec"]}
-    settings["fused"] = tuple(settings["fused"])  # JSON has lists only
-    # A card may be of a version whose Spec had more fields: those are dropped.
-    return Spec(**{field.name: settings[field.name] for field in fields(Spec)})
+    """The spec that a card contains. Fields that an older card does not have keep their defaults."""
+    known = {field.name for field in fields(Spec)}
+    settings = {}
+    for name, value in card["spec"].items():
+        if name in known:  # a card may be of a version whose Spec had more fields: those are dropped
+            settings[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+    return Spec(**settings)

@@ -3,7 +3,9 @@
 A draft head is a small network that guesses the next tokens of one frozen target. It reads the target's embedding and
 hidden states, and predicts with the target's final norm and output rows (``Frozen``). An output row is the row of the
 lm_head matrix that belongs to one token; heads keep those of a reduced vocabulary. A feature is a vector that stands
-for the text up to a token: the target's hidden state there, or the head's guess of it.
+for the text up to a token: the target's hidden state there, or the head's guess of it. Heads that others have published
+(``heads.published``) are these same modules. They may bring an embedding, a norm and output rows of their own, and they
+need the fields of ``Spec`` that have a default.
 
 Modules only contain weights and the arithmetic of one call. ``heads.drafts`` calls them to draft, and ``training`` to
 train them. A row of their input is the vector of one token.
@@ -29,10 +31,13 @@ MLP_SHARE = {"vdm": Fraction(1, 2), "eagle3": Fraction(2, 3)}
 
 @dataclass(frozen=True)
 class Spec:
-    """What a head is made of: its kind, sizes, and which of the target's hidden states it reads."""
+    """What a head is made of: its kind, sizes, and which of the target's hidden states it reads.
+
+    The heads that ``training`` makes need none of the fields after ``fused``. A head that others have published may.
+    """
 
     kind: str  # vdm, medusa, eagle (also HASS and TALF), eagle3 or edd
-    width: int  # of the target's hidden states
+    width: int  # of the head's own vectors, and of the target's hidden states unless target_width says otherwise
     attention_heads: int  # number of query heads in a layer
     key_heads: int  # number of heads of keys and values; each serves attention_heads / key_heads query heads
     head_width: int  # of one query, key or value
@@ -42,6 +47,17 @@ class Spec:
     hidden_layer: int | None = None  # the state it reads, by its index in transformers' hidden_states: -1 is the last
     count: int = 1  # number of decoder layers (vdm) or of Medusa's heads
     fused: tuple[int, ...] = ()  # the states that an eagle3 reads, in place of hidden_layer
+    target_width: int | None = None  # of the target's hidden states, where an eagle3 has another width; None: the same
+    first_row: bool = True  # whether the first token of a text has a row; published heads begin at the second token
+    fc_bias: bool = True  # whether an eagle's fc has a bias; an eagle3's never has
+    qkv_bias: bool = False  # whether q_proj, k_proj and v_proj have biases
+    o_bias: bool = False  # whether o_proj has one
+    qk_norm: bool = False  # whether each query and each key passes a norm before it is rotated, as in Qwen3
+    frequencies: tuple[float, ...] = ()  # of the rotary angles, in radians per position; (): those of theta
+    rotary_scale: float = 1.0  # queries and keys are multiplied by it as they are rotated (YaRN)
+    states_norm: str = ""  # norms before an eagle3's fc: "together", "each" state, or none
+    norm_before_residual: bool = False  # an eagle3's layer adds to the normed feature, not to the feature itself
+    norm_output: bool = False  # an eagle3's predicted feature is its state after the final norm, not before it
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -108,14 +124,18 @@ class Layer(nn.Module):
         query_width = spec.attention_heads * spec.head_width
         key_width = spec.key_heads * spec.head_width
         self.input_layernorm = input_norm
-        self.q_proj = nn.Linear(self.row_width, query_width, bias=False)
-        self.k_proj = nn.Linear(self.row_width, key_width, bias=False)
-        self.v_proj = nn.Linear(self.row_width, key_width, bias=False)
-        self.o_proj = nn.Linear(query_width, spec.width, bias=False)
+        self.q_proj = nn.Linear(self.row_width, query_width, bias=spec.qkv_bias)
+        self.k_proj = nn.Linear(self.row_width, key_width, bias=spec.qkv_bias)
+        self.v_proj = nn.Linear(self.row_width, key_width, bias=spec.qkv_bias)
+        self.o_proj = nn.Linear(query_width, spec.width, bias=spec.o_bias)
+        if spec.qk_norm:
+            self.q_norm = LlamaRMSNorm(spec.head_width, spec.epsilon)
+            self.k_norm = LlamaRMSNorm(spec.head_width, spec.epsilon)
         self.post_attention_layernorm = LlamaRMSNorm(spec.width, spec.epsilon)
         self.gate_proj = nn.Linear(spec.width, spec.mlp, bias=False)
         self.up_proj = nn.Linear(spec.width, spec.mlp, bias=False)
         self.down_proj = nn.Linear(spec.mlp, spec.width, bias=False)
+        self._frequencies: dict[torch.device, Tensor] = {}  # spec.frequencies, on each device that asked for them
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Make the queries, keys and values of n rows; queries and keys are rotated to their positions.
@@ -124,6 +144,9 @@ class Layer(nn.Module):
         and values (B, key_heads, n, head_width).
         """
         query, key, value = self._products("qkv", self.input_layernorm(x))
+        if self.spec.qk_norm:
+            query = self.q_norm(query.unflatten(-1, (-1, self.spec.head_width))).flatten(-2)
+            key = self.k_norm(key.unflatten(-1, (-1, self.spec.head_width))).flatten(-2)
         query_and_key = self._split(torch.cat([query, key], -1))  # concatenated, because both are rotated alike
         rotated = self._rotate(query_and_key, positions)
         queries, keys = rotated.split((self.spec.attention_heads, self.spec.key_heads), 1)
@@ -141,6 +164,8 @@ class Layer(nn.Module):
         )  # (B, heads, n, head_width)
         attended = attended.transpose(1, 2).flatten(2)
         residual = x[..., -self.spec.width :]
+        if self.spec.norm_before_residual:
+            residual = self.input_layernorm(x)[..., -self.spec.width :]
         x = residual + self.o_proj(attended)
         gate, up = self._products("gate_up", self.post_attention_layernorm(x))
         return x + self.down_proj(F.silu(gate) * up)
@@ -160,8 +185,12 @@ class Layer(nn.Module):
         self.widths: dict[str, list[int]] = {}
         for name, parts in JOINED.items():
             weights = [getattr(self, part).weight for part in parts]
+            biases = [getattr(self, part).bias for part in parts]
             self.widths[name] = [len(weight) for weight in weights]
-            setattr(self, name, frozen_linear(torch.cat(weights)))
+            fused = frozen_linear(torch.cat(weights))
+            if biases[0] is not None:
+                fused.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+            setattr(self, name, fused)
             for part in parts:
                 delattr(self, part)
 
@@ -176,16 +205,30 @@ class Layer(nn.Module):
         position 3 becomes (cos 3, sin 3).
 
         In general entry i of a head's first half forms a pair with entry i of the second half. The pair is rotated by
-        position / theta^(2 i / head_width) radians.
+        position / theta^(2 i / head_width) radians, or by position · spec.frequencies[i] where these are given.
         """
-        width = self.spec.head_width
-        exponents = torch.arange(0, width, 2, device=x.device) / width  # (width / 2,)
         # (B, 1, n, width / 2), or (1, n, width / 2) for positions (n,); float32
-        angles = positions[..., None, :, None] / self.spec.theta**exponents
-        cos = angles.cos().to(x.dtype)
-        sin = angles.sin().to(x.dtype)
+        if self.spec.frequencies:
+            angles = positions[..., None, :, None] * self._frequencies_on(x.device)
+        else:
+            width = self.spec.head_width
+            exponents = torch.arange(0, width, 2, device=x.device) / width  # (width / 2,)
+            angles = positions[..., None, :, None] / self.spec.theta**exponents
+        cos = angles.cos()
+        sin = angles.sin()
+        if self.spec.rotary_scale != 1:
+            cos = cos * self.spec.rotary_scale
+            sin = sin * self.spec.rotary_scale
+        cos = cos.to(x.dtype)
+        sin = sin.to(x.dtype)
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def _frequencies_on(self, device: torch.device) -> Tensor:
+        """spec.frequencies as float32 (head_width / 2,) on a device. No buffer: a module's dtype would round it."""
+        if device not in self._frequencies:
+            self._frequencies[device] = torch.tensor(self.spec.frequencies, dtype=torch.float32, device=device)
+        return self._frequencies[device]
 
 
 class Eagle(nn.Module):
@@ -197,7 +240,7 @@ class Eagle(nn.Module):
 
     def __init__(self, spec: Spec):
         super().__init__()
-        self.fc = nn.Linear(2 * spec.width, spec.width)
+        self.fc = nn.Linear(2 * spec.width, spec.width, bias=spec.fc_bias)
         self.layer = Layer(spec, nn.Identity())
 
     def fuse(self, states: Sequence[Tensor]) -> Tensor:
@@ -214,18 +257,31 @@ class Eagle3(nn.Module):
 
     An input row is a token's embedding concatenated with the feature before the token. Attention reads both, each
     after a norm of its own. The feature is the residual stream.
-    The target has no states at drafted tokens. So below the root the head's own output, before the final norm, takes
-    the place of the feature.
+    The target has no states at drafted tokens. So below the root the head's own output, before the final norm (after
+    it with spec.norm_output), takes the place of the feature.
     """
 
     def __init__(self, spec: Spec):
         super().__init__()
-        self.fc = nn.Linear(len(spec.fused) * spec.width, spec.width, bias=False)
+        count = len(spec.fused)
+        target_width = spec.target_width or spec.width
+        self.fc = nn.Linear(count * target_width, spec.width, bias=False)
         self.layer = Layer(spec, Halves(spec), parts=2)
+        if spec.states_norm == "together":
+            self.states_norm = LlamaRMSNorm(count * target_width, spec.epsilon)
+        elif spec.states_norm == "each":
+            self.states_norms = nn.ModuleList(LlamaRMSNorm(target_width, spec.epsilon) for _ in range(count))
+        self.spec = spec
 
     def fuse(self, states: Sequence[Tensor]) -> Tensor:
-        """(..., width) states of the layers in spec.fused → (..., width) features."""
-        return self.fc(torch.cat(list(states), -1))
+        """(..., target width) states of the layers in spec.fused → (..., width) features."""
+        states = list(states)
+        if self.spec.states_norm == "each":
+            states = [norm(state) for norm, state in zip(self.states_norms, states, strict=True)]
+        joined = torch.cat(states, -1)
+        if self.spec.states_norm == "together":
+            joined = self.states_norm(joined)
+        return self.fc(joined)
 
     def rows(self, embedded: Tensor, features: Tensor) -> Tensor:
         """(..., width) embedded tokens and the features before them → (..., 2 · width) rows."""
@@ -315,12 +371,15 @@ MODULES = {"vdm": Vdm, "medusa": Medusa, "eagle": Eagle, "eagle3": Eagle3, "edd"
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
-    """What heads borrow from the target. V is its vocabulary, V_d the reduced vocabulary that heads predict."""
+    """What heads borrow from the target. V is its vocabulary, V_d the reduced vocabulary that heads predict.
+
+    A published head may have an embedding, a final norm or output rows of its own: then these stand here.
+    """
 
     embedding: Tensor  # (V, width)
     norm: nn.Module  # the final norm
     ids: Tensor  # (V_d,) int64, the token ids that heads predict, rising
-    rows: Tensor  # (V_d, width), the output rows of these tokens
+    rows: Tensor  # (V_d, width), the output rows of these tokens; of a published Medusa (count, V_d, width)
 
     @classmethod
     def of(cls, model: PreTrainedModel, ids: Tensor) -> "Frozen":
@@ -333,7 +392,7 @@ class Frozen:
         if getattr(output_layer, "bias", None) is not None:
             raise ValueError(f"the output matrix of {type(model).__name__} has a bias, which heads leave out")
         output = output_layer.weight.detach()  # (V, width)
-        if not _rises_within(ids, len(output)):
+        if not rises_within(ids, len(output)):
             raise ValueError(f"a reduced vocabulary is rising token ids below {len(output)}, got {ids[:3].tolist()}…")
         ids = ids.to(output.device)
         embedding = model.get_input_embeddings().weight.detach()
@@ -349,7 +408,7 @@ class Frozen:
         return nn.Identity()
 
 
-def _rises_within(ids: Tensor, size: int) -> bool:
+def rises_within(ids: Tensor, size: int) -> bool:
     """Whether token ids (n,) rise within 0..size-1, and there is at least one."""
     if len(ids) == 0 or (ids.diff() <= 0).any():
         return False
@@ -392,8 +451,24 @@ class HeadModel(nn.Module):
         keys, values = cache.update(new_keys, new_values, 0)
         states = layer(inputs_embeds, query, keys, values, attention_mask)
         (norm,) = self.norm
-        logits = self.output(norm(states[:, -logits_to_keep:]))
-        return CausalLMOutput(logits=logits, hidden_states=(states,))
+        normed = norm(states[:, -logits_to_keep:])
+        if layer.spec.norm_output:
+            states = norm(states)
+        return CausalLMOutput(logits=self.output(normed), hidden_states=(states,))
+
+
+class OwnRows(nn.Module):
+    """The output rows of a published Medusa: every head has a matrix of its own."""
+
+    def __init__(self, rows: Tensor):
+        """rows: (count, V_d, width)."""
+        super().__init__()
+        self.matrices = nn.ModuleList(frozen_linear(matrix) for matrix in rows)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(..., count, width), a state for each head → (..., count, V_d) logits."""
+        logits = [matrix(states[..., head, :]) for head, matrix in enumerate(self.matrices)]
+        return torch.stack(logits, -2)
 
 
 FINAL_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "layer_norm")
