@@ -1,10 +1,12 @@
 """Trained draft heads: small modules that draft for a frozen target, their files, and draft models made of them.
 
 ``modules`` has the heads of EAGLE (also of HASS and TALF), EAGLE-3, EDD and Medusa, and the small independent model
-(vdm). ``files`` loads, saves and hashes them (data/drafts). ``drafts`` makes a loaded head a draft model for
-``TreeDrafter``. ``calibration`` measures how well a draft's confidence agrees with its accuracy.
+(vdm). ``files`` loads, saves and hashes them (data/drafts). ``published`` reads heads that others have published, in
+the formats of EAGLE, EAGLE-3, speculators and Medusa. ``drafts`` makes a loaded head a draft model for ``TreeDrafter``.
+``calibration`` measures how well a draft's confidence agrees with its accuracy.
 """
 
+from specnb.heads import published
 from specnb.heads.calibration import calibrated_ece, ece, reliability
 from specnb.heads.drafts import draft_model, load_draft
 from specnb.heads.files import FOLDER, fingerprint, hashes, load, path, save

@@ -1,5 +1,6 @@
 """Published heads: what their own code computed, greedy texts, and files that do not fit."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -8,21 +9,35 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import llama
-from transformers import PreTrainedModel
+from tiny import COMMON, any_path, generated, llama, qwen2
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from specnb import growth, heads
+from specnb import growth, heads, verifiers
+from specnb.decode import decode
 from specnb.drafters import TreeDrafter
+from specnb.models import packing
+from specnb.target import Target
 from specnb.tree import TokenTree
 
 REFERENCES = Path(__file__).parent / "references"
 ALLOWED = 1e-4  # of the largest number
 
 
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 9, "max_position_embeddings": 256}
+
+
+def qwen3(**changes) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen3Config(**{**COMMON, "num_key_value_heads": 2, "head_dim": 8, **changes})
+    return Qwen3ForCausalLM(config).eval()
+
+
+FAMILY = {"llama": lambda: llama(**SIZES), "qwen2": lambda: qwen2(**SIZES), "qwen3": lambda: qwen3(**SIZES)}
+
+
 def target(rows: torch.Tensor | None = None, **changes) -> PreTrainedModel:
     """The target that the references were made for: its sizes count, and of an EAGLE head its output rows."""
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 9, "max_position_embeddings": 256, **changes}
-    model = llama(**sizes)
+    model = llama(**{**SIZES, **changes})
     if rows is not None:
         model.lm_head.weight.data = rows
     return model
@@ -151,7 +166,7 @@ def test_drafting_is_that_of_medusas_own_blocks():
     tokens = outputs["tokens"].tolist()
     draft.begin(tokens, {-1: outputs["states"]})
     assert draft.max_depth == 3  # its config says two heads, the file has three
-    tree = TokenTree.chain(tokens[-1:] + [1, 2])
+    tree = TokenTree.chain([tokens[-1], 1, 2])
     logits = torch.cat([draft.expand(tree, [node]) for node in range(3)])
     assert apart(logits, outputs["logits"][-1]) < ALLOWED
     assert apart(logits.flip(0), outputs["logits"][-1]) > 10 * ALLOWED
@@ -170,3 +185,316 @@ def copied(name: str, tmp_path: Path, change: Callable[[dict, dict], object]) ->
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
+
+
+def without(key: str):
+    return lambda config, tensors: tensors.pop(key)
+
+
+def setting(**settings):
+    return lambda config, tensors: config.update(settings)
+
+
+def resized(key: str, *shape: int):
+    return lambda config, tensors: tensors.update({key: torch.zeros(shape, dtype=tensors[key].dtype)})
+
+
+def in_layer(**settings):
+    return lambda config, tensors: config["transformer_layer_config"].update(settings)
+
+
+def other_table(config, tensors):
+    tensors["t2d"] = tensors["t2d"].roll(1)
+
+
+def falling_table(config, tensors):
+    tensors["d2t"][3] -= 50
+
+
+def verifier(config, tensors):
+    config["speculators_config"]["verifier"]["architectures"] = ["Qwen3ForCausalLM"]
+
+
+def silent_about_the_residual(config, tensors):
+    del config["norm_before_residual"]
+
+
+def never_filled(config, tensors):
+    tensors["lm_head.weight"][0, 0] = torch.nan
+
+
+def of_dflash(config, tensors):
+    tensors["hidden_norm.weight"] = tensors.pop("norm.weight")
+
+
+def of_mtp(config, tensors):
+    tensors["mtp.fc.weight"] = tensors.pop("fc.weight")
+
+
+MISFITS = {
+    "a missing norm": ("eagle3", without("midlayer.hidden_norm.weight"), r"missing are midlayer\.hidden_norm\.weight"),
+    "no final norm": ("speculators", without("norm.weight"), r"missing are norm\.weight"),
+    "no output rows": ("eagle3", without("lm_head.weight"), r"missing are lm_head\.weight"),
+    "no table": ("eagle3", without("d2t"), r"missing are d2t"),
+    "no fc": ("eagle", without("fc.weight"), "no format that is known here"),
+    "a layer count": ("eagle3", setting(num_hidden_layers=2), "one decoder layer, config.json says 2"),
+    "a width": ("eagle3", setting(hidden_size=64), "reads states of 64 numbers, those of LlamaForCausalLM have 32"),
+    "key heads": ("eagle", setting(num_key_value_heads=4), r"k_proj\.weight has shape \(16, 32\)"),
+    "a vocabulary": ("eagle3", setting(vocab_size=65), "a vocabulary of 65, LlamaForCausalLM has 64"),
+    "a reduced vocabulary": ("eagle3", setting(draft_vocab_size=25), r"has shape \(24,"),
+    "half of q_proj": ("eagle3", resized("midlayer.self_attn.q_proj.weight", 32, 32), r"has shape \(32, 32\)"),
+    "a table that disagrees": ("eagle3", other_table, "t2d other ones"),
+    "a table that falls": ("eagle3", falling_table, "must give rising token ids"),
+    "a table of floats": ("eagle3", lambda c, t: t.update(d2t=t["d2t"].float()), "d2t is torch.float32"),
+    "a bias that is not there": ("eagle", lambda c, t: (c.update(bias=True), t.pop("fc.bias")), "says bias True"),
+    "an extra key": ("eagle", lambda c, t: t.update(extra=torch.zeros(1)), "left over are extra"),
+    "names of another format": ("eagle", setting(architectures=["LlamaForCausalLMEagle3"]), "names a head of EAGLE-3"),
+    "Medusa's config": ("eagle3", setting(medusa_num_heads=3), "names a head of Medusa"),
+    "another activation": ("eagle3", setting(hidden_act="gelu"), "must be silu"),
+    "an unknown rope": ("eagle3", setting(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rotary angles"),
+    "another layer": ("eagle3", setting(model_type="deepseek_v3"), "model_type 'deepseek_v3'"),
+    "layers that two engines read apart": (
+        "eagle3", setting(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 4, 6]}), "say which by layers=",
+    ),
+    "layers that the target lacks": (
+        "speculators", setting(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), r"must rise within 0\.\.8",
+    ),
+    "another verifier": ("speculators", verifier, "was made for Qwen3ForCausalLM"),
+    "nothing about the residual": ("speculators", silent_about_the_residual, "does not say norm_before_residual"),
+    "another kind of speculators": ("speculators", setting(speculators_model_type="peagle"), "speculators' peagle"),
+    "sliding attention": ("speculators-qwen3", in_layer(layer_types=["sliding_attention"]), "sliding attention"),
+    "weights that were never filled": ("speculators", never_filled, "not finite"),
+    "a DFlash block": ("eagle3", of_dflash, "DFlash"),
+    "an MTP module": ("eagle3", of_mtp, "MTP"),
+    "more heads than there are": ("medusa", setting(medusa_num_heads=4), "4 Medusa heads, and the file has 3"),
+    "deeper heads": ("medusa", setting(medusa_num_layers=2), "2 blocks"),
+    "a head without rows": ("medusa", without("1.1.weight"), r"missing are 1\.1\.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_what_does_not_fit_is_refused(misfit, tmp_path):
+    name, change, message = MISFITS[misfit]
+    unchanged = copied(name, tmp_path, lambda config, tensors: None)
+    heads.load(unchanged, target())
+    shutil.rmtree(unchanged)
+    with pytest.raises(ValueError, match=message):
+        heads.load(copied(name, tmp_path, change), target())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 6}, "the states"),
+        ({"hidden_size": 64}, "reads states of 32"),
+        ({"vocab_size": 80}, "has 80"),
+    ],
+)
+def test_another_target_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        heads.load(REFERENCES / "eagle3", target(**change))
+
+
+def test_layers_are_those_of_the_config_or_of_the_caller(tmp_path):
+    """Of 9 layers: 2, 4 and 6, counted from the end of ten hidden states."""
+    assert heads.load(REFERENCES / "eagle3", target())[1].fused == (-8, -6, -4)
+    assert heads.load(REFERENCES / "speculators-qwen3", target())[1].fused == (-9, -6, -3, -2)
+    assert heads.load(REFERENCES / "eagle3", target(), layers=[1, 2, 8])[1].fused == (-9, -8, -2)
+    nested = copied("eagle3", tmp_path, setting(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}))
+    assert heads.load(nested, target())[1].fused == (-8, -6, -4)  # layers whose output is the next state
+    with pytest.raises(ValueError, match="layers is for EAGLE-3 heads"):
+        heads.load(REFERENCES / "eagle", target(), layers=[1, 2, 3])
+
+
+def test_a_pickle_with_code_is_not_run(tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    shutil.copy(REFERENCES / "eagle" / "config.json", tmp_path)
+    torch.save({"fc.weight": Harmful()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="cannot be read"):
+        heads.load(tmp_path, target())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_of_the_hub_is_fetched(monkeypatch):
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append(name)
+        return str(REFERENCES / "eagle3")
+
+    monkeypatch.setattr(heads.published, "snapshot_download", download)
+    assert heads.load("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", target())[1].kind == "eagle3"
+    assert asked == ["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"]
+
+    def offline(name, allow_patterns):
+        raise ConnectionError
+
+    monkeypatch.setattr(heads.published, "snapshot_download", offline)
+    with pytest.raises(OSError, match="the Hugging Face hub does not give it"):
+        heads.load("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", target())
+
+
+def test_no_weights_are_named(tmp_path):
+    shutil.copy(REFERENCES / "eagle" / "config.json", tmp_path)
+    with pytest.raises(ValueError, match="no weights of a draft head"):
+        heads.load(tmp_path, target())
+
+
+# --- drafting
+
+
+@torch.no_grad()
+def uncached(head, spec, frozen, model, tokens: list[int], root: int) -> torch.Tensor:
+    """(V_d,) logits after the last of the tokens, with no cache: tokens[:root + 1] are committed, then a path."""
+    ids = torch.tensor([tokens])
+    states = model.base_model(ids, output_hidden_states=True).hidden_states
+    if spec.kind == "medusa":
+        state = head(states[-1][0, root - 1])[len(tokens) - root - 1]
+        return frozen.rows[len(tokens) - root - 1] @ state
+    before = head.fuse([states[layer] for layer in spec.layers])[:, :root]  # the features that exist at the root
+    embedded = torch.nn.functional.embedding(ids, frozen.embedding)
+    norm = frozen.before_rows(spec.kind)
+    for count in range(root, len(tokens)):
+        rows = head.rows(embedded[:, 1 : count + 1], before)
+        state = head.layer(rows, *head.layer.project(rows, torch.arange(count)), None)[:, -1:]
+        before = torch.cat([before, norm(state) if spec.norm_output else state], 1)
+    return (norm(state) @ frozen.rows.T)[0, 0]
+
+
+class Checked:
+    """A draft model that holds every frontier that it expands to ``uncached``."""
+
+    def __init__(self, inner, parts, model):
+        self.inner, self.parts, self.model = inner, parts, model
+        self.ids, self.hidden_layers = inner.ids, inner.hidden_layers
+        self.worst, self.nodes = 0.0, 0
+
+    @property
+    def max_depth(self):
+        return self.inner.max_depth
+
+    def begin(self, prefix, hidden):
+        self.prefix = list(prefix)
+        self.inner.begin(prefix, hidden)
+
+    def expand(self, tree, frontier):
+        logits = self.inner.expand(tree, frontier)
+        for node, row in zip(frontier, logits, strict=True):
+            tokens = self.prefix + list(tree.path_tokens(node))
+            self.worst = max(self.worst, apart(row, uncached(*self.parts, self.model, tokens, len(self.prefix) - 1)))
+            self.nodes += 1
+        return logits
+
+    def commit(self, tree, path, next_token, hidden):
+        self.prefix += [*(tree.token_list[node] for node in path), next_token]
+        self.inner.commit(tree, path, next_token, hidden)
+
+
+NAMES = sorted(folder.name for folder in REFERENCES.iterdir() if folder.is_dir())
+
+
+def checked(name: str, prompt=(3, 1, 4, 1, 5), break_it=lambda inner: None, **options) -> Checked:
+    model = target()
+    parts = heads.load(REFERENCES / name, model)
+    inner = heads.draft_model(copy.deepcopy(parts[0]), *parts[1:], **options)
+    draft = Checked(inner, parts, model)
+    break_it(inner)
+    decode(Target(model), TreeDrafter(draft, growth.kary(2, 3)), any_path, list(prompt), max_new_tokens=24)
+    return draft
+
+
+@pytest.mark.parametrize("prompt", [(3, 1, 4, 1, 5), (7,)], ids=["prompt", "one token"])
+@pytest.mark.parametrize("name", NAMES)
+def test_cached_drafting_equals_a_pass_without_cache(name, prompt):
+    draft = checked(name, prompt)
+    assert draft.nodes > 20
+    assert draft.worst < ALLOWED
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "medusa"])
+def test_captured_drafting_equals_a_pass_without_cache(name):
+    assert checked(name, capacity=64).worst < ALLOWED
+
+
+@pytest.mark.skipif(not packing.possible(torch.float32), reason="this machine is no x86 with oneDNN")
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_drafting_equals_a_pass_without_cache(name):
+    assert checked(name, packed=True).worst < ALLOWED
+
+
+def test_the_comparison_catches_a_parents_feature():
+    def root_feature(inner):
+        expand = inner.expand
+
+        def broken(tree, frontier):
+            inner.predicted.update({node: inner.predicted[0] for node in inner.predicted})
+            return expand(tree, frontier)
+
+        inner.expand = broken
+
+    assert checked("eagle3", break_it=root_feature).worst > 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_text_is_that_of_plain_decoding(name, family, tmp_path):
+    """Whatever a head drafts, the text is the target's."""
+    model = FAMILY[family]()
+    folder = copied(name, tmp_path, lambda config, tensors: config.pop("speculators_config", None))
+    drafter = TreeDrafter(heads.load_draft(folder, model), growth.kary(2, 3))
+    for prompt in ([3, 1, 4, 1, 5], [7]):
+        text = decode(Target(model), drafter, verifiers.greedy, prompt, max_new_tokens=24)
+        assert list(text.tokens) == generated(model, prompt, 24)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_take_their_targets_dtype(name, dtype):
+    model = target().to(dtype)
+    head, _, frozen = heads.load(REFERENCES / name, model)
+    dtypes = {weight.dtype for weight in [*head.parameters(), frozen.embedding, frozen.rows]}
+    assert dtypes | {next(frozen.norm.parameters()).dtype} == {dtype}
+    draft = heads.load_draft(REFERENCES / name, model)
+    decode(Target(model), TreeDrafter(draft, growth.kary(2, 3)), verifiers.greedy, [3, 1, 4], max_new_tokens=8)
+
+
+def test_a_head_of_a_real_width(tmp_path):
+    """Shapes of a public EAGLE-3 head for a Qwen3 target 1,024 wide, written from the format's description."""
+    d, heads_wide, keys_wide, mlp, v, v_draft = 1024, 16 * 128, 8 * 128, 3072, 512, 200
+    shapes = {
+        "fc.weight": (d, 3 * d),
+        "midlayer.hidden_norm.weight": (d,),
+        "midlayer.input_layernorm.weight": (d,),
+        "midlayer.post_attention_layernorm.weight": (d,),
+        "midlayer.self_attn.q_proj.weight": (heads_wide, 2 * d),
+        "midlayer.self_attn.k_proj.weight": (keys_wide, 2 * d),
+        "midlayer.self_attn.v_proj.weight": (keys_wide, 2 * d),
+        "midlayer.self_attn.o_proj.weight": (d, heads_wide),
+        "midlayer.mlp.gate_proj.weight": (mlp, d),
+        "midlayer.mlp.up_proj.weight": (mlp, d),
+        "midlayer.mlp.down_proj.weight": (d, mlp),
+        "norm.weight": (d,),
+        "lm_head.weight": (v_draft, d),
+    }
+    torch.manual_seed(0)
+    tensors = {key: 0.02 * torch.randn(shape).bfloat16() for key, shape in shapes.items()}
+    ids = torch.arange(0, 2 * v_draft, 2)
+    tensors |= {"d2t": ids - torch.arange(v_draft), "t2d": torch.isin(torch.arange(v), ids)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": d, "head_dim": 128}
+    config |= {"intermediate_size": mlp, "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 1}
+    config |= {"vocab_size": v, "draft_vocab_size": v_draft, "rms_norm_eps": 1e-6, "rope_theta": 1e6}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    sizes = {"vocab_size": v, "hidden_size": d, "intermediate_size": mlp, "num_hidden_layers": 7, "head_dim": 128}
+    model = qwen3(**sizes, num_attention_heads=16, num_key_value_heads=8, initializer_range=0.02)
+    head, spec, frozen = heads.load(tmp_path, model)
+    assert spec.fused == (-6, -5, -4)  # the states 2, 3 and 4 of eight
+    assert torch.equal(frozen.ids, ids)
+    assert frozen.embedding.data_ptr() == model.get_input_embeddings().weight.data_ptr()  # the file has none
+    drafter = TreeDrafter(heads.draft_model(head, spec, frozen), growth.kary(2, 2))
+    text = decode(Target(model), drafter, verifiers.greedy, [3, 1, 4], max_new_tokens=12)
+    assert list(text.tokens) == generated(model, [3, 1, 4], 12)

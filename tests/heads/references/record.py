@@ -204,7 +204,12 @@ def medusa(name: str) -> None:
     states = random(len(TOKENS) - 1, H, seed=3)
     with torch.no_grad():
         logits = torch.stack([head(states) for head in heads], 1)  # (n, 3, V)
-    config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "a-target", "model_type": "llama"}
+    config = {
+        "medusa_num_heads": 2,
+        "medusa_num_layers": 1,
+        "base_model_name_or_path": "a-target",
+        "model_type": "llama",
+    }
     outputs = {"tokens": torch.tensor(TOKENS), "states": states, "logits": logits}
     write(name, outputs, config, heads.state_dict())
 
