@@ -4,6 +4,7 @@ A head's input row is the vector of one token. The row of a committed token is f
 the head's cache. The rows of a step's tree are dropped when the step ends.
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,12 +86,50 @@ class HeadDraft:
         self.hidden_layer = spec.hidden_layer  # None for a head that reads several, or none
         self.hidden_layers = spec.layers
         self.no_state = frozen.embedding.new_zeros(1, spec.width)  # takes the place of the state before the first token
+        # Our own heads are bound to their target by a fingerprint; published ones, which have no first row, are not.
+        self.watch = None if spec.first_row else Watch()
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
         """(n, width): the target's embeddings of these tokens."""
         embedding = self.frozen.embedding
         ids = torch.tensor(list(tokens), dtype=torch.int64, device=embedding.device)
         return F.embedding(ids, embedding)
+
+
+class Watch:
+    """Warns, once, if the likeliest token of a published head is hardly ever the one that the target takes.
+
+    A trained head agrees with its target in a third of all places and more, also on texts unlike those that it was
+    trained on; a head of another model, or one that is read wrongly, hardly ever does. Texts are right either way, so
+    that only the speed would tell. The first STEPS steps are watched, over all texts.
+    """
+
+    STEPS = 64
+    LEAST = 6  # of these steps
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.hits = 0
+        self.likeliest: Tensor | None = None  # of this step: a column of the logits, or None if nothing was drafted
+
+    def drafted(self, logits: Tensor) -> None:
+        """logits: (V_d,) after the root."""
+        if self.steps < self.STEPS:
+            self.likeliest = logits.argmax()
+
+    def taken(self, token: int, ids: Tensor) -> None:
+        """token: the one that follows the root. ids: (V_d,) of the columns."""
+        if self.likeliest is None:
+            return
+        self.steps += 1
+        self.hits += int(ids[int(self.likeliest)]) == token
+        self.likeliest = None
+        if self.steps == self.STEPS and self.hits < self.LEAST:
+            warnings.warn(
+                f"this head's likeliest token was the target's in {self.hits} of {self.STEPS} places: it may have been "
+                f"trained for another target, or its file may mean something else; heads.check says more",
+                stacklevel=2,
+            )
 
 
 class EagleDraft(HeadDraft):
@@ -130,6 +169,8 @@ class EagleDraft(HeadDraft):
             rows = self._rows(self.unseen, self.unseen_features)
             logits, features = self.forwards.text(rows)
             self.unseen = []
+            if self.watch:
+                self.watch.drafted(logits[0])
         else:
             tokens = [tree.token_list[node] for node in frontier]
             parents = [tree.parent_list[node] for node in frontier]
@@ -144,6 +185,8 @@ class EagleDraft(HeadDraft):
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
         features = self._target_features(hidden)  # (1 + accepted, width): before each accepted token and next_token
+        if self.watch:
+            self.watch.taken(tree.token_list[path[0]] if path else next_token, self.ids)
         if self.unseen:  # the head was not asked in this step, so that it has to catch up
             features = torch.cat([self.unseen_features, features])
         self.unseen_features = features
@@ -235,7 +278,11 @@ class MedusaDraft(HeadDraft):
             raise ValueError(f"{self.max_depth} Medusa heads draft as many tokens deep, not {deepest + 1}")
         if self.logits is None:
             self.logits = self.model(self.state)[0]
+            if self.watch:
+                self.watch.drafted(self.logits[0])
         return self.logits[depth.to(self.logits.device)]
 
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
+        if self.watch:
+            self.watch.taken(tree.token_list[path[0]] if path else next_token, self.ids)
         self._see(hidden[self.hidden_layer])

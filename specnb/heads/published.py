@@ -28,7 +28,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from specnb.heads.modules import MODULES, Frozen, Spec, final_norm, rises_within
@@ -408,16 +408,30 @@ def _decoder_spec(checkpoint: Checkpoint, kind: str, config: dict, sizes: Sizes)
 
 
 def _rotation(checkpoint: Checkpoint, settings: LlamaConfig) -> tuple[float, tuple[float, ...], float]:
-    """The rotary base, the frequencies if they are not the plain ones of that base, and the factor of cos and sin."""
-    parameters = settings.rope_parameters
+    """``rotation_of`` the config of a head's layer; ValueError if it is not supported."""
+    rotation = rotation_of(settings, settings.head_dim)
+    if rotation is None:
+        raise checkpoint.error(f"rotary angles as in {settings.rope_parameters} are not supported")
+    return rotation
+
+
+def rotation_of(config: PreTrainedConfig, head_width: int) -> tuple[float, tuple[float, ...], float] | None:
+    """How a config rotates vectors of head_width: theta, frequencies and rotary_scale as in ``Spec``.
+
+    The frequencies of scaled angles (linear, llama3, YaRN) are computed by transformers; those of plain ones are left
+    to theta. None for angles that depend on the length of the text, or that turn a part of a vector only.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
     rope_type = parameters.get("rope_type")
-    share = parameters.get("partial_rotary_factor", 1)
-    if rope_type not in ("default", "linear", "llama3", "yarn") or share != 1:
-        raise checkpoint.error(f"rotary angles as in {parameters} are not supported")
+    if rope_type not in ("default", "linear", "llama3", "yarn") or parameters.get("partial_rotary_factor", 1) != 1:
+        return None
     theta = float(parameters["rope_theta"])
     if rope_type == "default":
         return theta, (), 1.0
-    rotary = LlamaRotaryEmbedding(settings)
+    plain = LlamaConfig(
+        head_dim=head_width, rope_parameters=parameters, max_position_embeddings=config.max_position_embeddings
+    )
+    rotary = LlamaRotaryEmbedding(plain)
     return theta, tuple(rotary.inv_freq.tolist()), float(rotary.attention_scaling)
 
 
