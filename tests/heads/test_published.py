@@ -1,6 +1,7 @@
 """Published heads: what their own code computed, greedy texts, and files that do not fit."""
 
 import copy
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import COMMON, any_path, generated, llama, qwen2
+from tiny import COMMON, any_path, generated, llama, qwen2, randomise
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from specnb import growth, heads, verifiers
@@ -127,7 +128,7 @@ def test_the_tree_is_that_of_eagles_own_code(name):
     assert len(theirs) == 12
 
 
-@pytest.mark.parametrize("name", ["speculators", "speculators-normed", "speculators-qwen3"])
+@pytest.mark.parametrize("name", ["speculators", "speculators-normed", "speculators-qwen3", "exported"])
 def test_drafting_is_that_of_speculators_own_forward(name):
     """Row t of its pass at depth k is a chain of k drafted tokens below the root t + 1."""
     outputs = load_file(REFERENCES / name / "outputs.safetensors")
@@ -498,3 +499,107 @@ def test_a_head_of_a_real_width(tmp_path):
     drafter = TreeDrafter(heads.draft_model(head, spec, frozen), growth.kary(2, 2))
     text = decode(Target(model), drafter, verifiers.greedy, [3, 1, 4], max_new_tokens=12)
     assert list(text.tokens) == generated(model, [3, 1, 4], 12)
+
+
+# --- exports
+
+
+def first_logits(parts, model, tokens=(3, 1, 4, 1, 5, 9)) -> torch.Tensor:
+    """Logits of three levels that a head drafts below a text."""
+    head, spec, frozen = parts
+    draft = heads.draft_model(copy.deepcopy(head), spec, frozen)
+    states = model.base_model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    draft.begin(tokens, {layer: states[layer][0, :-1] for layer in draft.hidden_layers})
+    tree = TokenTree([tokens[-1], 2, 6, 8], [-1, 0, 0, 1])
+    return torch.cat([draft.expand(tree, level) for level in ([0], [1, 2], [3])])
+
+
+EXPORTS = [
+    ("eagle", "eagle"),
+    ("eagle3", "eagle3"),
+    ("eagle3", "speculators"),
+    ("eagle3-wide", "eagle3"),
+    ("speculators", "eagle3"),
+    ("speculators-qwen3", "speculators"),
+]
+
+
+@pytest.mark.parametrize(("name", "format"), EXPORTS)
+@torch.no_grad()
+def test_an_exported_head_comes_back(name, format, tmp_path):
+    model = target()
+    parts = heads.load(REFERENCES / name, model)
+    heads.export(parts, model, tmp_path, format=format, verifier="a/target")
+    again = heads.load(tmp_path, model)
+    assert again[1] == parts[1]
+    for key, weight in parts[0].state_dict().items():
+        assert torch.equal(again[0].state_dict()[key], weight)
+    assert apart(first_logits(again, model), first_logits(parts, model)) < 1e-6
+
+
+def test_the_export_is_the_file_that_speculators_own_loader_has_read(tmp_path):
+    """references/exported was loaded and run by speculators: what is written now is that file."""
+    model = target().to(torch.bfloat16)
+    folder = REFERENCES / "exported"
+    heads.export(heads.load(folder, model), model, tmp_path, format="speculators", embedding=True, verifier="target")
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / file).read_bytes() == (folder / file).read_bytes()
+
+
+@pytest.mark.parametrize("format", ["eagle", "eagle3", "speculators"])
+@torch.no_grad()
+def test_an_own_head_comes_back_without_its_first_row(format, tmp_path):
+    model = target()
+    kind = "eagle" if format == "eagle" else "eagle3"
+    reads = {"hidden_layer": -1} if kind == "eagle" else {"fused": (-8, -5, -2)}
+    spec = heads.Spec.like(model, kind, **reads)
+    ids = torch.arange(64) if kind == "eagle" else torch.arange(0, 64, 3)  # EAGLE's format has no reduced vocabulary
+    torch.manual_seed(0)
+    parts = randomise(heads.MODULES[kind](spec), 0.2).eval(), spec, heads.Frozen.of(model, ids)
+    heads.export(parts, model, tmp_path, format=format, verifier="a/target")
+    again = heads.load(tmp_path, model)
+    assert again[1].layers == spec.layers
+    assert torch.equal(again[2].ids, ids)
+    without_first = (parts[0], dataclasses.replace(spec, first_row=False), parts[2])
+    assert apart(first_logits(again, model), first_logits(without_first, model)) < 1e-6
+    assert apart(first_logits(parts, model), first_logits(without_first, model)) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "change", "message"),
+    [
+        ("eagle", "eagle3", {}, "holds heads of the kind eagle3"),
+        ("eagle3", "medusa", {}, "formats are"),
+        ("eagle", "eagle", {"hidden_layer": -2}, "reads the target's last state"),
+        ("eagle3", "eagle3", {"fused": (-4, -8, -6)}, "in rising order"),
+        ("eagle3", "eagle3", {"fused": (-4, -2, -1)}, "before the final norm"),
+        ("eagle3", "eagle3", {"epsilon": 1e-3}, "no RMSNorm with the head's epsilon"),
+        ("speculators-normed", "speculators", {}, "scaled rotary angles"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused(name, format, change, message, tmp_path):
+    model = target()
+    head, spec, frozen = heads.load(REFERENCES / name, model)
+    with pytest.raises(ValueError, match=message):
+        heads.export(
+            (head, dataclasses.replace(spec, **change), frozen), model, tmp_path, format=format, verifier="a/target"
+        )
+
+
+# --- a head of another target
+
+
+def test_a_head_that_never_agrees_is_noticed():
+    model = target()
+    drafter = TreeDrafter(heads.load_draft(REFERENCES / "eagle3", model), growth.chain(1))
+    with pytest.warns(UserWarning, match="likeliest token was the target's in"):
+        decode(Target(model), drafter, verifiers.greedy, [3, 1, 4], max_new_tokens=80)
+
+
+def test_a_head_that_agrees_is_not(recwarn):
+    watch = heads.drafts.Watch()
+    for step in range(watch.STEPS):
+        watch.drafted(torch.eye(3)[step % 3])
+        watch.taken(5 if step % 9 == 0 else 7, torch.tensor([5, 6, 8]))  # right in every ninth step
+    assert watch.hits == 8
+    assert not recwarn.list

@@ -3,7 +3,7 @@
 It needs that code, which is no part of this repository (README.md beside this file says which versions were used):
 
     PYTHONPATH=EAGLE/eagle/model python record.py eagle   (also: eagle3, eagle3-wide)
-    python record.py speculators   (with `pip install speculators`; also: speculators-normed, speculators-qwen3)
+    python record.py speculators   (with speculators; also: speculators-normed, speculators-qwen3, exported)
     PYTHONPATH=Medusa python record.py medusa
 
 A checkpoint is a folder as one would publish it. Its outputs.safetensors has what the code was given and what it gave.
@@ -175,7 +175,13 @@ def speculators(name: str) -> None:
         table[ids] = True
         model.load_vocab_mappings(table, ids - torch.arange(V_DRAFT))
 
-    count = len(config.eagle_aux_hidden_state_layer_ids or (0, 0, 0))
+    speculators_outputs(name, model, len(config.eagle_aux_hidden_state_layer_ids or (0, 0, 0)))
+    model.to(torch.bfloat16).save_pretrained(HERE / name)
+    (HERE / name / "config.py").unlink()  # their code, which save_pretrained copies beside the weights
+
+
+def speculators_outputs(name: str, model: nn.Module, count: int) -> None:
+    """Run speculators' forward on random states of ``count`` layers, and write its logits."""
     states = random(len(TOKENS) - 1, count * H, seed=3)
     tokens = torch.tensor(TOKENS)
     logits = []
@@ -187,8 +193,19 @@ def speculators(name: str) -> None:
     for depth in range(DEPTH):
         outputs[f"{depth}.logits"] = logits[depth]
     write(name, outputs)
-    model.to(torch.bfloat16).save_pretrained(HERE / name)
-    (HERE / name / "config.py").unlink()  # their code, which save_pretrained copies beside the weights
+
+
+def exported(name: str) -> None:
+    """speculators' own loader and forward on the head that ``heads.export`` wrote to this folder.
+
+    The folder "target" that its config names has to lie in the working directory, as ``save_pretrained`` writes it.
+    """
+    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+    config = Eagle3SpeculatorConfig.from_pretrained(HERE / name)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = Eagle3DraftModel.from_pretrained(HERE / name, config=config).eval().float()
+    speculators_outputs(name, model, len(config.eagle_aux_hidden_state_layer_ids))
 
 
 def medusa(name: str) -> None:
@@ -216,4 +233,5 @@ def medusa(name: str) -> None:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        {"eagle": eagle, "speculators": speculators, "medusa": medusa}[name.split("-")[0].rstrip("3")](name)
+        recorders = {"eagle": eagle, "speculators": speculators, "medusa": medusa, "exported": exported}
+        recorders[name.split("-")[0].rstrip("3")](name)
