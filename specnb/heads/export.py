@@ -73,7 +73,9 @@ def export(
         if format == "speculators":
             verifier = verifier or model.name_or_path
             if not verifier:
-                raise ValueError("speculators' config names the target's folder or name on the hub: say it by verifier=")
+                raise ValueError(
+                    "speculators' config names the target's folder or name on the hub: say it by verifier="
+                )
             config = _speculators_config(config, model, verifier)
 
     folder = Path(folder)

@@ -43,7 +43,8 @@ def hashes(names: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
     """SHA-256 of the weights of trained heads, by name, as recordings contain it. ValueError if a head is missing."""
     digests = {}
     for name in sorted(set(names)):
-        weights, _ = _weights_and_card(path(name, folder))
+        public = published.find(name)
+        weights = published.weights_file(public) if public else _weights_and_card(path(name, folder))[0]
         digests[name] = model_files.sha256(weights)
     return digests
 

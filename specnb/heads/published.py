@@ -115,16 +115,21 @@ def find(name: str | Path) -> Path | None:
         ) from error
 
 
+def weights_file(folder: Path) -> Path:
+    """The weights in a published head's folder. Raises ValueError if there are none; a file of shards is not read."""
+    present = [folder / name for name in WEIGHTS if (folder / name).exists()]
+    if not present:
+        raise ValueError(f"{folder} has no weights of a draft head: expected one of {', '.join(WEIGHTS)}")
+    return present[0]
+
+
 def read(folder: Path) -> Checkpoint:
     """Read a published head's config and weights. Pickles are read without running code (weights_only=True).
 
     Raises ValueError if there is no file of weights, if one cannot be read, or if a weight is not finite.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    present = [folder / name for name in WEIGHTS if (folder / name).exists()]
-    if not present:
-        raise ValueError(f"{folder} has no weights of a draft head: expected one of {', '.join(WEIGHTS)}")
-    file = present[0]
+    file = weights_file(folder)
     try:
         if file.suffix == ".safetensors":
             tensors = load_file(file)

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import tau
 from tiny_heads import Compared
 
@@ -120,3 +122,40 @@ def test_heads_are_no_worse_than_they_were(name):
     agreement, length = FLOORS[name]
     assert recorded["depth1"] >= agreement
     assert recorded["tau"] >= length
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[list[int]]:
+    """1,200 tokens that the target wrote, in three pieces."""
+    tokens = np.load(files.DATA / "corpus" / "held_out.npz")["tokens"].astype(int)
+    return tokens[:1200].reshape(3, 400).tolist()
+
+
+@pytest.mark.model
+def test_the_check_tells_a_head_from_one_that_is_read_wrongly(smollm2, texts, tmp_path):
+    """As a published EAGLE head, ``talf`` passes; with half of q_proj swapped, or another rope, its file is refused."""
+    model = smollm2.target
+    heads.export(heads.load("talf", model), model, tmp_path, format="eagle")
+    parts = heads.load(tmp_path, model)
+    table = heads.check(parts, model, texts)
+    assert table["agreement"][0] > 0.4
+    assert (table["worse"][1:] > 2 * table["standard_error"][1:]).all()
+
+    config_file, weights_file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    config_file.write_text(json.dumps({**config, "rope_theta": 1e6}), encoding="utf-8")
+    with pytest.raises(ValueError, match="with the target's rope its loss is"):
+        heads.check(heads.load(tmp_path, model), model, texts)
+
+    config_file.write_text(json.dumps(config), encoding="utf-8")
+    tensors = load_file(weights_file)
+    query = tensors["layers.0.self_attn.q_proj.weight"]  # (9 · 64, 576)
+    tensors["layers.0.self_attn.q_proj.weight"] = query.roll(len(query) // 2, 0)
+    save_file(tensors, weights_file)
+    with pytest.raises(ValueError, match="with the halves of q_proj's outputs swapped its loss is"):
+        heads.check(heads.load(tmp_path, model), model, texts[:1])
+
+    tensors["fc.weight"] = tensors["fc.weight"].roll(576, 1)
+    save_file(tensors, weights_file)
+    with pytest.raises(ValueError, match="trained for another target, or is read wrongly"):
+        heads.check(heads.load(tmp_path, model), model, texts[:1])

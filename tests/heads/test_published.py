@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -336,6 +337,12 @@ def test_a_name_of_the_hub_is_fetched(monkeypatch):
     monkeypatch.setattr(heads.published, "snapshot_download", offline)
     with pytest.raises(OSError, match="the Hugging Face hub does not give it"):
         heads.load("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", target())
+
+
+def test_a_recording_names_a_published_heads_weights():
+    folder = REFERENCES / "eagle"
+    digests = heads.hashes([str(folder)])
+    assert digests == {str(folder): hashlib.sha256((folder / "pytorch_model.bin").read_bytes()).hexdigest()}
 
 
 def test_no_weights_are_named(tmp_path):
