@@ -43,10 +43,17 @@ def hashes(names: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
     """SHA-256 of the weights of trained heads, by name, as recordings contain it. ValueError if a head is missing."""
     digests = {}
     for name in sorted(set(names)):
-        public = published.find(name)
+        public = _published(name, folder)
         weights = published.weights_file(public) if public else _weights_and_card(path(name, folder))[0]
         digests[name] = model_files.sha256(weights)
     return digests
+
+
+def _published(name: str | Path, folder: Path = FOLDER) -> Path | None:
+    """The folder of a published head of this name; None if there are files of our own under it, or nothing."""
+    if path(name, folder).with_suffix(".safetensors").exists():
+        return None
+    return published.find(name)
 
 
 def path(name: str | Path, folder: Path = FOLDER) -> Path:
@@ -105,7 +112,7 @@ def load(
     checked, because its weights are rounded differently; a wrong head would draft badly, and the texts stay right.
     A published head does not say which weights it was trained for: ``published.load`` says what is checked instead.
     """
-    folder = published.find(name)
+    folder = _published(name)
     if folder is not None:
         return published.load(folder, model, layers=layers)
     if layers is not None:

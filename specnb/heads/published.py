@@ -95,23 +95,23 @@ class Sizes:
 
 
 def find(name: str | Path) -> Path | None:
-    """The folder of a published head; None if the name is that of a head of this project's own files.
+    """The folder of a published head; None if the name is neither a folder nor could be one of the hub.
 
     name: a folder with config.json, or the name of a repository on the Hugging Face hub, "owner/name". The repository
-    is downloaded, or taken from the hub's cache. Raises OSError if the hub does not give it.
+    is downloaded, or taken from the hub's cache, unless a folder "owner" lies here. Raises OSError if the hub does not
+    give it.
     """
     folder = Path(name)
     if (folder / "config.json").exists():
         return folder
-    own_file = folder.with_name(folder.name + ".safetensors")
-    if isinstance(name, Path) or not HUB_NAME.fullmatch(name) or own_file.exists() or folder.parent.exists():
+    if isinstance(name, Path) or not HUB_NAME.fullmatch(name) or folder.parent.exists():
         return None
     try:
         return Path(snapshot_download(name, allow_patterns=["config.json", *WEIGHTS]))
     except Exception as error:  # any of several libraries may raise
         raise OSError(
-            f"{name} is no folder with config.json, there is no {own_file}, and the Hugging Face hub does not give it "
-            f"({type(error).__name__}): check the name, your access to it and the network"
+            f"{name} is no trained head here, and the Hugging Face hub does not give it ({type(error).__name__}): "
+            f"check the name, your access to it and the network"
         ) from error
 
 

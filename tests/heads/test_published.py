@@ -339,6 +339,16 @@ def test_a_name_of_the_hub_is_fetched(monkeypatch):
         heads.load("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", target())
 
 
+def test_a_name_of_our_own_files_is_not_looked_up_elsewhere(tmp_path, monkeypatch):
+    """A folder "eagle" in the working directory does not take the place of data/drafts/eagle."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(REFERENCES / "eagle", tmp_path / "eagle")
+    shutil.copytree(REFERENCES / "eagle", tmp_path / "another")
+    with pytest.raises(ValueError, match="was trained for a target with fingerprint"):
+        heads.load("eagle", target())
+    assert not heads.load("another", target())[1].first_row
+
+
 def test_a_recording_names_a_published_heads_weights():
     folder = REFERENCES / "eagle"
     digests = heads.hashes([str(folder)])
