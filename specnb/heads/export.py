@@ -4,6 +4,7 @@ The keys and configs are those that the loaders of vLLM 0.33.0, SGLang 0.5.9 and
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from specnb.heads.modules import Frozen, Spec
+from specnb.heads.modules import Eagle, Frozen, Spec
 from specnb.heads.published import key_of
 from specnb.models import files as model_files
 
@@ -26,6 +27,7 @@ def export(
     *,
     format: str,
     embedding: bool | None = None,
+    fold_bias: bool = False,
     verifier: str | None = None,
 ) -> None:
     """Write a head as FOLDER/config.json and FOLDER/model.safetensors in a public format, in the head's dtype.
@@ -36,6 +38,7 @@ def export(
         for those of EAGLE-3.
     embedding: whether embed_tokens is written. None: only if it is not the target's, which the loaders share with the
         head.
+    fold_bias: write an EAGLE head without the bias of its fc, and with an embedding of its own that makes up for it.
     verifier: the target's folder or name on the hub, which speculators' config names and its code looks up. None: where
         the target was loaded from.
 
@@ -44,19 +47,17 @@ def export(
     exported drafts like ours without its first row: nearly the same, see docs/own_draft.md.
 
     An EAGLE head with a bias in fc, as ours have, is written for SGLang and EAGLE's own code; vLLM's fc has no bias and
-    refuses the file. One without is written for vLLM, and SGLang would leave its fc a random bias.
+    refuses the file. One without is written for vLLM, and SGLang would leave its fc a random bias. So for vLLM a bias
+    has to be folded, see ``fold_bias``.
 
     Raises ValueError for another format or kind of head, and for what a format has no place for: an EAGLE head that
     reads another state than the last, an EAGLE-3 head that reads the state after the final norm, a norm that is no
     plain RMSNorm of the head's own epsilon, and scaled rotary angles.
     """
     head, spec, frozen = parts
-    if format not in FORMATS:
-        raise ValueError(f"formats are {', '.join(FORMATS)}, got {format!r}")
-    if spec.kind != FORMATS[format]:
-        raise ValueError(f"the format {format} holds heads of the kind {FORMATS[format]}, this one is {spec.kind}")
-    if spec.frequencies:
-        raise ValueError("a head with scaled rotary angles cannot be exported: a config names the scaling's parameters")
+    _check_kind(spec, format)
+    if fold_bias:
+        head, spec, frozen = _without_bias(head, spec, frozen)
 
     prefix = "midlayer." if format == "eagle3" else "layers.0."
     tensors = {key_of(name, prefix): weight for name, weight in head.state_dict().items()}
@@ -86,6 +87,34 @@ def export(
         folder / "model.safetensors": tensors_to_bytes(contiguous, metadata={"format": "pt"}),
     }
     model_files.write_all(content)
+
+
+def _check_kind(spec: Spec, format: str) -> None:
+    """ValueError for a format that is not known, or that cannot hold heads like this one."""
+    if format not in FORMATS:
+        raise ValueError(f"formats are {', '.join(FORMATS)}, got {format!r}")
+    if spec.kind != FORMATS[format]:
+        raise ValueError(f"the format {format} holds heads of the kind {FORMATS[format]}, this one is {spec.kind}")
+    if spec.frequencies:
+        raise ValueError("a head with scaled rotary angles cannot be exported: a config names the scaling's parameters")
+
+
+def _without_bias(head: nn.Module, spec: Spec, frozen: Frozen) -> tuple[nn.Module, Spec, Frozen]:
+    """The same EAGLE head without a bias in fc: its bias b becomes a vector that is added to every embedding.
+
+    fc computes W e + U f + b for an embedding e and a feature f. With the vector s that solves W s = b this is
+    W (e + s) + U f. Example: W = 2 and b = 6 need s = 3. In bfloat16 the larger embeddings are rounded more coarsely.
+    """
+    if spec.kind != "eagle" or not spec.fc_bias:
+        raise ValueError(f"only an EAGLE head's fc has a bias to fold, this one is {spec.kind} without one")
+    weight = head.fc.weight.detach()
+    shift = torch.linalg.solve(weight[:, : spec.width].double(), head.fc.bias.detach().double())  # (width,)
+    embedding = (frozen.embedding.double() + shift).to(frozen.embedding.dtype)
+    spec = replace(spec, fc_bias=False)
+    folded = Eagle(spec).to(weight)
+    kept = {name: value for name, value in head.state_dict().items() if name != "fc.bias"}
+    folded.load_state_dict(kept)
+    return folded, spec, replace(frozen, embedding=embedding)
 
 
 def _own_output(spec: Spec, frozen: Frozen) -> dict[str, Tensor]:

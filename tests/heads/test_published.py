@@ -582,6 +582,20 @@ def test_an_own_head_comes_back_without_its_first_row(format, tmp_path):
     assert apart(first_logits(parts, model), first_logits(without_first, model)) > 1e-6
 
 
+@torch.no_grad()
+def test_a_folded_bias_changes_nothing(tmp_path):
+    model = target()
+    parts = heads.load(REFERENCES / "eagle", model)
+    heads.export(parts, model, tmp_path, format="eagle", fold_bias=True)
+    again = heads.load(tmp_path, model)
+    assert not again[1].fc_bias
+    assert apart(first_logits(again, model), first_logits(parts, model)) < 1e-5
+    parts[0].fc.bias.zero_()
+    assert apart(first_logits(again, model), first_logits(parts, model)) > 1e-2
+    with pytest.raises(ValueError, match="a bias to fold"):
+        heads.export(again, model, tmp_path, format="eagle", fold_bias=True)
+
+
 @pytest.mark.parametrize(
     ("name", "format", "change", "message"),
     [
