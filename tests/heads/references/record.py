@@ -2,7 +2,7 @@
 
 It needs that code, which is no part of this repository (README.md beside this file says which versions were used):
 
-    PYTHONPATH=EAGLE/eagle/model python record.py eagle   (also: eagle3, eagle3-wide)
+    PYTHONPATH=EAGLE/eagle/model python record.py eagle   (also: eagle-biased, eagle3, eagle3-wide)
     python record.py speculators   (with speculators; also: speculators-normed, speculators-qwen3, exported)
     PYTHONPATH=Medusa python record.py medusa
 
@@ -75,26 +75,29 @@ def write(name: str, outputs: dict[str, Tensor], config: dict | None = None, ten
 
 def eagle(name: str) -> None:
     """Two steps of drafting with EAGLE's own ``topK_genrate``: what each of its forwards was given and returned."""
-    if name == "eagle":
+    first_kind = not name.startswith("eagle3")
+    if first_kind:
         from cnets1 import Model
     else:
         from cnets import Model
 
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "pad_token_id": 0, **SIZES}
     width = H
-    if name != "eagle":
+    if not first_kind:
         config["draft_vocab_size"] = V_DRAFT
+    if name == "eagle-biased":  # biases of attention, and none of fc
+        config |= {"qkv_bias": True, "bias": False}
     if name == "eagle3-wide":  # a head wider than its target, with a rotary base of its own and as many key heads
         width = 48
         config |= {"hidden_size": width, "target_hidden_size": H, "rope_theta": 500.0, "num_key_value_heads": 4}
-    count = 1 if name == "eagle" else 3
+    count = 1 if first_kind else 3
     # Not their EConfig: in transformers 5 its rope_scaling is never None, as their modules expect it to be.
     settings = types.SimpleNamespace(rope_scaling=None, pretraining_tp=1, **config)
-    model = Model(settings, bias=True, total_tokens=13, depth=DEPTH - 1, top_k=TOP)
+    model = Model(settings, bias=config.get("bias", True), total_tokens=13, depth=DEPTH - 1, top_k=TOP)
     randomised(model)
     target_rows = nn.Linear(H, V, bias=False)
     target_rows.weight.data = 0.3 * random(V, H, seed=2)
-    if name != "eagle":
+    if not first_kind:
         ids = draft_ids()
         model.d2t.copy_(ids - torch.arange(V_DRAFT))
         model.t2d[ids] = True
@@ -126,7 +129,7 @@ def eagle(name: str) -> None:
         for depth, (fed, tokens, out) in enumerate(calls):
             predicted = out[-1:] if depth == 0 else out
             with torch.no_grad():
-                logits = target_rows(predicted) if name == "eagle" else model.lm_head(model.norm(predicted))
+                logits = target_rows(predicted) if first_kind else model.lm_head(model.norm(predicted))
             outputs[f"{step}.{depth}.logits"] = logits
             outputs[f"{step}.{depth}.features"] = predicted
             if depth:
