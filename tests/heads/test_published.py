@@ -614,6 +614,29 @@ def test_an_own_head_comes_back_without_its_first_row(format, tmp_path):
     assert apart(first_logits(parts, model), first_logits(without_first, model)) > 1e-6
 
 
+def test_an_exported_file_says_what_the_engines_read(tmp_path):
+    """Layers as vLLM and as SGLang count them, the reduced vocabulary, and names that both engines know."""
+    model = target()
+    spec = heads.Spec.like(model, "eagle3", fused=(-8, -5, -2))
+    parts = heads.Eagle3(spec).eval(), spec, heads.Frozen.of(model, torch.tensor([1, 2, 40]))
+    heads.export(parts, model, tmp_path, format="eagle3")
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 5, 8]
+    assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [1, 4, 7]}
+    assert config["draft_vocab_size"] == 3
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["d2t"].tolist() == [1, 1, 38]
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == [1, 2, 40]
+    assert torch.equal(tensors["lm_head.weight"], model.lm_head.weight[[1, 2, 40]])
+    assert torch.equal(tensors["norm.weight"], model.model.norm.weight)
+    assert not {"embed_tokens.weight", "fc.bias"} & tensors.keys()
+    heads.export(parts, model, tmp_path, format="eagle3", embedding=True)
+    assert torch.equal(
+        load_file(tmp_path / "model.safetensors")["embed_tokens.weight"], model.model.embed_tokens.weight
+    )
+
+
 @torch.no_grad()
 def test_a_folded_bias_changes_nothing(tmp_path):
     model = target()
