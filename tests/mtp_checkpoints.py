@@ -15,6 +15,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
@@ -73,10 +75,18 @@ def qwen3_next() -> PreTrainedModel:
     return built(Qwen3NextForCausalLM, Qwen3NextConfig(**sizes, **of_experts, **LINEAR))
 
 
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+
+
 def qwen3_5() -> PreTrainedModel:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
-    sizes = {**SIZES, "head_dim": HEAD, "rope_parameters": rope}
+    sizes = {**SIZES, "head_dim": HEAD, "rope_parameters": ROPE}
     return built(Qwen3_5ForCausalLM, Qwen3_5TextConfig(**sizes, **LINEAR))
+
+
+def qwen3_5_moe() -> PreTrainedModel:
+    of_experts = {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": EXPERT}
+    sizes = {**SIZES, "head_dim": HEAD, "rope_parameters": ROPE, "shared_expert_intermediate_size": EXPERT}
+    return built(Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**sizes, **of_experts, **LINEAR))
 
 
 def mimo() -> PreTrainedModel:
@@ -173,6 +183,14 @@ def qwen3_5_shapes() -> Shapes:
     return qwen_shapes(dense(WIDTH, MLP, "mtp.layers.0.mlp."))
 
 
+def qwen3_5_moe_shapes() -> Shapes:
+    """As Qwen3-Next's, but the experts are stacked in the checkpoint already."""
+    shapes = {key: shape for key, shape in qwen3_next_shapes().items() if ".experts." not in key}
+    shapes["mtp.layers.0.mlp.experts.gate_up_proj"] = (EXPERTS, 2 * EXPERT, WIDTH)
+    shapes["mtp.layers.0.mlp.experts.down_proj"] = (EXPERTS, WIDTH, EXPERT)
+    return shapes
+
+
 def mimo_shapes(start: str = "model.mtp_layers.0.") -> Shapes:
     return {
         f"{start}input_proj.weight": (WIDTH, 2 * WIDTH),
@@ -211,6 +229,7 @@ FAMILIES = {
     "glm": Family(glm, glm_shapes, DEEPSEEK_PARTS, "model.layers.3."),
     "qwen3-next": Family(qwen3_next, qwen3_next_shapes, QWEN_PARTS, "mtp.layers.0.", takes_trees=False),
     "qwen3.5": Family(qwen3_5, qwen3_5_shapes, QWEN_PARTS, "mtp.layers.0.", takes_trees=False),
+    "qwen3.5-moe": Family(qwen3_5_moe, qwen3_5_moe_shapes, QWEN_PARTS, "mtp.layers.0.", takes_trees=False),
     "mimo": Family(
         mimo, mimo_shapes, tuple(f"model.mtp_layers.0.{name}" for name in MIMO_PARTS), "model.mtp_layers.0.",
         embedding_first=False,

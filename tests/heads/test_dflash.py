@@ -6,6 +6,7 @@ import dflash_checkpoints
 import pytest
 import torch
 from dflash_checkpoints import HEAD, HEADS, KEY_HEADS, LAYERS, MASK, SIZE, SPECULATORS, TARGETS, ZLAB, tensors, written
+from references import apart, given_ends, recorded
 from rounding import PRODUCTS, rounding
 from tiny import VOCABULARY, any_path, generated
 from torch import Tensor
@@ -17,6 +18,7 @@ from specnb.heads import dflash as dflash_heads
 from specnb.heads.dflash import dflash
 from specnb.heads.modules import final_norm
 from specnb.target import Target
+from specnb.tree import TokenTree
 
 ALLOWED = rounding(torch.ones(()), products=4 * PRODUCTS)
 PROMPT = [3, 1, 4, 1, 5]
@@ -297,3 +299,43 @@ def test_what_does_not_fit_is_refused(tmp_path):
     halved = {**weights, "layers.0.self_attn.q_proj.weight": weights["layers.0.self_attn.q_proj.weight"][:48]}
     refused(r"q_proj\.weight of shape \(48, 64\), expected \(96, 64\)", weights=halved)
     refused("another target", weights={**weights, "embed_tokens.weight": torch.ones(50, 64)})
+
+
+# --- other projects' modules
+
+ROOTS = (5, 8, 11)  # of the three blocks in a recording
+
+
+@torch.no_grad()
+def blocks(draft, others) -> Tensor:
+    """(3, B - 1, V): the draft model's logits behind three roots of a recording's text, as in a generation."""
+    tokens = others["tokens"].tolist()
+    hidden = dict(zip(draft.hidden_layers, others["states"], strict=True))
+    draft.begin(tokens[: ROOTS[0] + 1], {layer: states[: ROOTS[0]] for layer, states in hidden.items()})
+    drafted = []
+    for root, following in zip(ROOTS, [*ROOTS[1:], None], strict=True):
+        tree = TokenTree.chain([tokens[root], *tokens[root + 1 : following], *[0] * SIZE][:SIZE])
+        drafted.append(torch.cat([draft.expand(tree, [node]) for node in range(SIZE - 1)]))
+        if following:
+            path = range(1, following - root)
+            accepted = {layer: states[root:following] for layer, states in hidden.items()}
+            draft.commit(tree, path, tokens[following], accepted)
+    return torch.stack(drafted)
+
+
+def test_three_blocks_are_those_of_z_labs_module(tmp_path):
+    weights, others = recorded("dflash_zlab")
+    target = given_ends(TARGETS["qwen3"](), others)
+    folder = written(tmp_path / "zlab", weights, ZLAB)
+    assert apart(blocks(dflash(target, folder), others), others["logits"]) < 1e-4
+    for fault in (swapped_states, shifted, later_row, kept_block):
+        draft = dflash(target, folder)
+        fault(draft)
+        assert apart(blocks(draft, others), others["logits"]) > 1e-3
+
+
+def test_three_blocks_are_those_of_speculators_module(tmp_path):
+    weights, others = recorded("dflash_speculators")
+    target = given_ends(TARGETS["qwen3"](), others)
+    draft = dflash(target, written(tmp_path / "speculators", weights, SPECULATORS))
+    assert apart(blocks(draft, others), others["logits"]) < 1e-4

@@ -5,7 +5,9 @@ import json
 import mtp_checkpoints
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 from mtp_checkpoints import FAMILIES, tensors
+from references import apart, given_ends, recorded
 from rounding import PRODUCTS, rounding
 from safetensors.torch import load_file, save_file
 from tiny import generated
@@ -13,8 +15,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, modeling_layers
 
 from specnb import growth, verifiers
+from specnb.cache import ARGUMENT
 from specnb.decode import decode
 from specnb.drafters import TreeDrafter
+from specnb.heads import folders
 from specnb.heads import mtp as mtp_heads
 from specnb.heads.mtp import mtp
 from specnb.sampling import RandomCoins, Warp
@@ -319,6 +323,27 @@ def test_the_module_is_found_in_the_targets_own_checkpoint(name, shards, tmp_pat
         assert torch.equal(theirs[key], tensor)
 
 
+def test_a_name_on_the_hub_is_a_folder_elsewhere(tmp_path, monkeypatch):
+    """Only the files with the module's keys are fetched, and those that say which these are."""
+    family = FAMILIES["deepseek"]
+    folder = written(tmp_path, family, family.target(), shards=2)
+    fetched = []
+
+    def download(name, file):
+        assert name == "someone/model"
+        if not (folder / file).exists():
+            raise EntryNotFoundError(file)
+        fetched.append(file)
+        return str(folder / file)
+
+    monkeypatch.setattr(folders, "hf_hub_download", download)
+    target = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert mtp(target, "someone/model").columns == VOCABULARY
+    assert "model-00002-of-00002.safetensors" in fetched
+    with pytest.raises(ValueError, match="has no MTP module"):
+        mtp(FAMILIES["mimo"].target(), "someone/model")
+
+
 def refused(source, target, match: str):
     with pytest.raises(ValueError, match=match):
         mtp(target, source)
@@ -377,3 +402,51 @@ def test_nothing_of_the_module_is_the_targets_to_move():
     module = mtp(target, tensors(mtp_checkpoints.mimo_shapes(), target)).forwards.model
     assert not any(isinstance(part, nn.Embedding) for part in module.modules())
     assert not any("lm_head" in name or "rotary" in name for name, _ in module.named_modules())
+
+
+# --- other projects' modules
+
+
+def test_three_drafted_tokens_are_those_of_transformers():
+    """DeepSeek-V3, of a recording: so that versions of transformers without its own module are held to it, too."""
+    weights, others = recorded("mtp_deepseek_transformers")
+    draft = mtp(given_ends(mtp_checkpoints.deepseek(), others), weights)
+    tokens, drafted = others["tokens"].tolist(), others["drafted"].tolist()
+    tree = TokenTree.chain([tokens[-1], *drafted])
+    draft.begin(tokens, {-1: others["states"][0, :-1]})
+    ours = torch.cat([draft.expand(tree, [node]) for node in range(3)])
+    assert apart(ours, others["logits"]) < 1e-4
+    assert ours.argmax(-1).tolist() == drafted
+    draft.begin(tokens, {-1: others["states"][0, 1:]})  # each token with its own state, which does not exist yet
+    assert apart(draft.expand(tree, [0]), others["logits"][:1]) > 1e-2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("swapped", [False, True])
+def test_three_steps_of_speculators_training(swapped):
+    """Qwen3-Next: step k feeds rows of tokens k + 1 further on, and its own output of the step before."""
+    weights, others = recorded("mtp_qwen3_next_speculators")
+    if swapped:
+        weights["mtp.fc.weight"] = weights["mtp.fc.weight"].roll(mtp_checkpoints.WIDTH, 1)
+    draft = mtp(given_ends(mtp_checkpoints.qwen3_next(), others), weights)
+    count = others["logits"].shape[1]
+    states = others["states"][0, :count]
+    for step, expected in enumerate(others["logits"]):
+        tokens = others["tokens"][step + 1 : step + 1 + count].tolist()
+        draft.forwards.begin()
+        out = draft.forwards.model(
+            draft._rows(tokens, states)[None], torch.arange(count)[None], None, **{ARGUMENT: draft.forwards.cache}
+        )
+        states = out.hidden_states[0][0]
+        assert (apart(out.logits[0], expected) < 1e-4) is not swapped
+
+
+@torch.no_grad()
+def test_a_first_draft_at_each_token_is_that_of_speculators():
+    """The same recording's first step by the draft model, text by text."""
+    weights, others = recorded("mtp_qwen3_next_speculators")
+    draft = mtp(given_ends(mtp_checkpoints.qwen3_next(), others), weights)
+    for row, expected in enumerate(others["logits"][0]):
+        tokens = others["tokens"][: row + 2].tolist()
+        draft.begin(tokens, {-1: others["states"][0, : row + 1]})
+        assert apart(draft.expand(TokenTree([tokens[-1]], [-1]), [0])[0], expected) < 1e-4
