@@ -141,11 +141,14 @@ class Mtp(nn.Module):
             n = inputs_embeds.shape[1]
             below = torch.ones(n, n, dtype=torch.bool, device=inputs_embeds.device).tril()
             attention_mask = masks.additive(below, inputs_embeds.dtype)
+        places = position_ids
+        if hasattr(rotary, "mrope_section"):  # Qwen3.5 has places in time, height and width; text has all three alike
+            places = position_ids.expand(3, 1, -1)
         states = self.layer(
             inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            position_embeddings=rotary(inputs_embeds, position_ids),
+            position_embeddings=rotary(inputs_embeds, places),
             **{ARGUMENT: others[ARGUMENT]},
         )
         states = self.norm(states)

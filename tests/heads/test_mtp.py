@@ -77,8 +77,9 @@ class Reference:
         for last in range(root, len(tokens)):
             embedded = self.embedding(torch.tensor([tokens[1 : last + 1]]))
             places = torch.arange(1, last + 1)[None]  # of the tokens, as transformers counts them
+            axes = torch.stack([places] * 3) if hasattr(self.rotary, "mrope_section") else places
             out = self.layer(
-                embedded, states[None], position_embeddings=self.rotary(embedded, places),
+                embedded, states[None], position_embeddings=self.rotary(embedded, axes),
                 attention_mask=causal(last), position_ids=places, **{ARGUMENT: None},
             )  # fmt: skip
             states = torch.cat([states, out[0, -1:]])
