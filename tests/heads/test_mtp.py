@@ -19,8 +19,8 @@ from specnb.cache import ARGUMENT
 from specnb.decode import decode
 from specnb.drafters import TreeDrafter
 from specnb.heads import folders
-from specnb.heads import mtp as mtp_heads
-from specnb.heads.mtp import mtp
+from specnb.heads.modules import final_norm
+from specnb.heads.mtp import layer_config, mtp
 from specnb.sampling import RandomCoins, Warp
 from specnb.target import Target
 from specnb.tree import TokenTree
@@ -42,8 +42,8 @@ class Reference:
 
     def __init__(self, family, target, published: dict[str, Tensor]):
         base = target.get_decoder()
-        config = mtp_heads.layer_config(target, sparse=any(".experts." in key for key in published))
-        norm = type(mtp_heads.final_norm(target))
+        config = layer_config(target, sparse=any(".experts." in key for key in published))
+        norm = type(final_norm(target))
         self.layer = modeling_layers.MtpLayer(config, type(base.layers[0]), norm, 0).eval()
         self.rotary, self.embedding, self.output = base.rotary_emb, base.embed_tokens, target.lm_head
         weights = {}
@@ -94,7 +94,7 @@ def causal(n: int) -> Tensor:
 def states_of(target, tokens: list[int], *, before_the_norm: bool = False) -> Tensor:
     """(n, W): the last states of a plain forward, so that any target can be used, also one that takes no trees."""
     before = []
-    hook = mtp_heads.final_norm(target).register_forward_pre_hook(lambda _, inputs: before.append(inputs[0]))
+    hook = final_norm(target).register_forward_pre_hook(lambda _, inputs: before.append(inputs[0]))
     after = target(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1]
     hook.remove()
     return before[0][0] if before_the_norm else after[0]
