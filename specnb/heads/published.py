@@ -214,9 +214,9 @@ def recognise(checkpoint: Checkpoint) -> str:
             raise ValueError(f"{checkpoint.file} is speculators' {speculators}: only its eagle3 heads can be loaded")
         return "speculators"
     if "dflash_config" in config or "hidden_norm.weight" in keys:
-        raise ValueError(f"{checkpoint.file} is a DFlash block, not a head of EAGLE or Medusa")
+        raise ValueError(f"{checkpoint.file} is a DFlash block, not a head of EAGLE or Medusa: heads.dflash loads it")
     if any(key.startswith("mtp.") or key.endswith(".eh_proj.weight") for key in keys):
-        raise ValueError(f"{checkpoint.file} is an MTP module, not a head of EAGLE or Medusa")
+        raise ValueError(f"{checkpoint.file} is an MTP module, not a head of EAGLE or Medusa: heads.mtp loads it")
 
     if any(re.fullmatch(r"\d+\.\d+\.linear\.weight", key) for key in keys):
         kind = "Medusa"
