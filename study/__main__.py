@@ -10,9 +10,11 @@ python -m study price HEAD … --out F                     time forwards of the 
 python -m study gpu                                      everything that is measured on a GPU, in minutes; resumes
 
 METHOD is a key of study/methods.py, such as "hass-salf-6" or "prompt lookup"; "generate" is transformers' own
-generate. HEAD is a trained draft head, such as "hass". Prompts are given as ids ("rag-01"), as sets ("own",
-"gsm100:12" for its first twelve) or as domains of our own set ("rag:2"); "own:1" is the first prompt of each of the six
-domains of our own set, and "own:5-10" the fifth to the tenth.
+generate. HEAD is a trained draft head: "hass", the path of one of your own without its suffix, or one in a published
+format, by its folder or its name on the hub (docs/papers_scale.md).
+
+Prompts are given as ids ("rag-01"), as sets ("own", "gsm100:12" for its first twelve) or as domains of our own set
+("rag:2"); "own:1" is the first prompt of each of the six domains of our own set, and "own:5-10" the fifth to the tenth.
 """
 
 import os
@@ -126,12 +128,20 @@ def _parser() -> ArgumentParser:
     price = commands.add_parser("price", parents=[where, model, kernels], help=price_help)
     heads_help = 'trained heads, or "pair" for the pair\'s own draft model; without any only the target is timed'
     price.add_argument("heads", nargs="*", metavar="HEAD", help=heads_help)
+    price.add_argument("--head", default="", metavar="HEAD", help="one more head, as race takes it")
     prefix_help = "tokens before the measured forwards; default 300, or what the models' contexts can take"
     price.add_argument("--prefix", type=number, help=prefix_help)
     price.add_argument("--repetitions", type=number, default=15, help="how often each size is timed; default 15")
 
     gpu = commands.add_parser("gpu", help="everything that is measured on a GPU, and a forecast for larger models")
-    gpu.add_argument("--out", help="folder for gpu_*.jsonl; default data/results")
+    pair_help = "another target, as race takes it; what belongs to the embedded model is then left out"
+    gpu.add_argument("--pair", default=models.EMBEDDED, help=pair_help)
+    head_help = (
+        "drafts in the place of all trained heads; default with --pair: the pair's own draft model, if it has one"
+    )
+    gpu.add_argument("--head", default="", metavar="HEAD", help=head_help)
+    out_help = "folder for gpu_*.jsonl; default data/results, to be given with --pair or --head"
+    gpu.add_argument("--out", help=out_help)
     gpu.add_argument("--retry", action="store_true", help="measure again the blocks that failed")
     return parser
 
@@ -174,7 +184,8 @@ def _methods_on_prompts() -> ArgumentParser:
     prompts_help = "default own:1, the first prompt of each domain of our own set"
     part.add_argument("--prompts", nargs="+", default=["own:1"], help=prompts_help)
     part.add_argument("--tokens", type=number, default=96, help="new tokens per prompt; default 96")
-    part.add_argument("--head", default="", help="path of a head of your own; all methods with a head use it instead")
+    head_help = 'a head of your own, a published one, or "pair": all methods with a trained head draft with it instead'
+    part.add_argument("--head", default="", metavar="HEAD", help=head_help)
     softened_help = "the temperature of the heads: their logits are divided by it; default 1"
     part.add_argument("--softened", type=float, default=1.0, help=softened_help)
     forwards_help = "how the target's forwards are run; in graphs: captured and replayed; invariant: the same bits"

@@ -8,18 +8,18 @@ import os
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 
-from specnb import heads, models
+from specnb import models
 from specnb.models import prompts, provenance
 from specnb.sampling import Warp
 from specnb.tree import Drawn
-from study import experiments, methods, prices, stats
+from study import experiments, methods, prices, stats, weights
 from study.experiments import Experiment
 from study.measure import loading
 from study.methods import METHODS, Auto, Method, label
@@ -81,7 +81,8 @@ def checked_prompts(options: Namespace) -> list[str]:
     """The ids of a race's prompts. Raises ValueError on methods, prompts or a pair that make no sense."""
     raced = methods_of(options)
     models.check_name(options.pair)
-    with_own_draft = [name for name, method in raced.items() if method.head == "pair"]
+    check_head(options.head, raced)
+    with_own_draft = [name for name, method in raced.items() if method.head == weights.PAIR]
     _, draft = models.PAIRS.get(options.pair, (None, None))
     if with_own_draft and draft is None:
         raise ValueError(f"{with_own_draft[0]!r}: {options.pair} has no draft model of its own, name a trained head")
@@ -97,6 +98,21 @@ def checked_prompts(options: Namespace) -> list[str]:
     if twice:
         raise ValueError(f"{twice[0]!r} stands twice among methods or --prompts: --repetitions repeats")
     return ids
+
+
+def check_head(head: str, raced: Mapping[str, Method] | None = None) -> None:
+    """Raise ValueError if the option --head names nothing, or if no method would use it.
+
+    A name of the hub is not looked up there yet. head: "" for none, "pair" for the pair's own draft model. raced: the
+    methods by name, with this head in the place of theirs; None where no methods are named.
+    """
+    if not head:
+        return
+    weights.hashes({head} - {weights.PAIR})  # called only for its ValueError on a missing head
+    if raced is None or any(method.head == head for method in raced.values()):
+        return
+    names = ", ".join(map(repr, raced))
+    raise ValueError(f"--head {head}: no trained head drafts in {names}: race 'hass-salf' or 'eagle-eagle2-16', say")
 
 
 def methods_of(options: Namespace) -> dict[str, Method]:
@@ -194,8 +210,12 @@ def price(options: Namespace) -> pd.DataFrame:
     """Time forwards of the target and of heads, after a prefix of text; record and print the curves."""
     models.check_name(options.pair)
     check_kernels(options)
-    heads.hashes(set(options.heads) - {"pair"})  # called only for its ValueError on a missing head
-    settings = {"heads": options.heads, "pair": options.pair, "repetitions": options.repetitions}
+    timed = [*options.heads, *([options.head] if options.head else [])]
+    weights.hashes(set(timed) - {weights.PAIR})  # called only for its ValueError on a missing head
+    twice = [name for name in timed if timed.count(name) > 1]
+    if twice:
+        raise ValueError(f"{twice[0]!r} stands twice among the heads: --repetitions repeats")
+    settings = {"heads": timed, "pair": options.pair, "repetitions": options.repetitions}
     settings |= dtype_and_packing(options)
     settings["prefix"] = options.prefix or loading.PREFIX
     if not options.scheduler:
@@ -239,18 +259,64 @@ def record(options: Namespace) -> pd.DataFrame:
 
 def gpu(options: Namespace) -> pd.DataFrame:
     """Record and print the experiments for a GPU, one after the other, and a forecast for larger models."""
+    asked = gpu_experiments(options)
+    other = options.pair != models.EMBEDDED or bool(options.head)
     folder = Path(options.out) if options.out else experiments.RESULTS
     options_of_all = {"folder": folder, "retry": options.retry, "command": provenance.command("study")}
+    for wanted in asked.values():
+        wanted.check()  # errors in names come before anything is loaded
     tables = {}
-    for name, wanted in experiments.TABLE.items():
-        if not name.startswith("gpu_"):
-            continue
+    dtype = None  # of the pair that is loaded
+    for name, wanted in asked.items():
         device = provenance.facts("")["device"]
         print(f"\n{name} on {device}", flush=True)
-        tables[name] = experiments.record(name, plan=plan_of(name), **options_of_all)
+        if other:
+            before, dtype = dtype, wanted.settings.get("dtype", "float32")
+            if before not in (None, dtype):
+                loading.forget()  # a large pair may not have room in two dtypes
+            check_pair(wanted)
+        tables[name] = experiments.record(wanted, plan=plan_of(name), **options_of_all)
         show(wanted, tables[name])
-    show_forecast(tables["gpu_race"], tables["gpu_shapes"])
+    if "gpu_shapes" in tables:
+        show_forecast(tables["gpu_race"], tables["gpu_shapes"])
     return pd.concat(tables.values())
+
+
+def gpu_experiments(options: Namespace) -> dict[str, Experiment]:
+    """What the command gpu records, by name: of the embedded model, or of another pair or head (``for_pair``).
+
+    Raises ValueError on an unknown pair or head, and where results of another pair would be mixed with the committed
+    ones.
+    """
+    asked = {name: wanted for name, wanted in experiments.TABLE.items() if name.startswith("gpu_")}
+    if options.pair == models.EMBEDDED and not options.head:
+        return asked
+    models.check_name(options.pair)
+    check_head(options.head)
+    if not options.out:
+        raise ValueError("another pair or head needs a folder of its own: --out FOLDER")
+    changed = {}
+    for name, wanted in asked.items():
+        for_this_pair = experiments.for_pair(wanted, options.pair, options.head)
+        if for_this_pair is not None:
+            changed[name] = for_this_pair
+    say_what_changes(options, asked, changed)
+    return changed
+
+
+def say_what_changes(options: Namespace, asked: Mapping[str, Experiment], changed: Mapping[str, Experiment]) -> None:
+    """Print on stderr what drafts in the place of the trained heads, and what is left out on this pair."""
+    replacement = changed["gpu_race"].settings["head"]
+    drafts = {"": "nothing", weights.PAIR: "the pair's own draft model"}.get(replacement, replacement)
+    print(f"{options.pair}: in the place of all trained heads drafts {drafts}", file=sys.stderr)
+    for name, wanted in asked.items():
+        if name not in changed:
+            print(f"{name}: left out, it measures no pair", file=sys.stderr)
+            continue
+        kept = changed[name].settings.get("methods", ())
+        gone = [method for method in wanted.settings.get("methods", ()) if method not in kept]
+        if gone:
+            print(f"{name}: left out, not of this pair or the same twice: {'; '.join(gone)}", file=sys.stderr)
 
 
 def plan_of(name: str) -> str:

@@ -29,12 +29,10 @@ the defaults of the n-gram drafter were tuned on all own prompts at an earlier t
 cores with bfloat16 kernels.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -42,6 +40,7 @@ import pandas as pd
 from specnb import heads, models
 from specnb.growth import EAGLE_25, Cape, DynaTree, Eagle2, OptTree, Pct, Salf, SpecExec, chain, kary
 from specnb.models import files, prompts
+from study import weights
 from study.measure import branches, race, replays
 from study.measure.branches import alike_block
 from study.measure.forwards import curves_block, shapes_block
@@ -50,13 +49,12 @@ from study.measure.race import race_block
 from study.measure.replays import rules_block
 from study.measure.texts import texts_block
 from study.measure.verifiers import verifiers_block
-from study.methods import method
+from study.methods import Method, Retrieval, method
 from study.paper import EDD_PRICE_7B
 from study.record import Block, Recorded, grid, identified, read, run, table
 from training.__main__ import COMMANDS as TRAINING
 
 RESULTS = files.DATA / "results"
-MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".gguf", ".py")
 TARGET = "target "  # a block records hashes by name: of heads, and of "target FOLDER" if the target is in a folder
 REPORTED_BY = ("training", "specnb.training")  # the package that reports on trained heads, and its former name
 
@@ -175,10 +173,10 @@ class Experiment:
 
     def hashes(self) -> dict[str, str]:
         """Hashes of these weights as they are now, by name. Raises ValueError if a head has no file."""
-        by_name = heads.hashes(self.heads())
+        by_name = weights.hashes(self.heads())
         folder = self.folder()
         if folder is not None:
-            by_name[f"{TARGET}{folder}"] = folder_hash(folder)
+            by_name[f"{TARGET}{folder}"] = weights.folder_hash(folder)
         return by_name
 
     def keyed_blocks(self) -> list[Block]:
@@ -207,23 +205,6 @@ class Experiment:
         """
         options = {"command": command, "heads": self.hashes(), "executor": executor, "retry": retry, "plan": plan}
         return run(self.cell.name, self.cell.measure, self.blocks(), file, **options)
-
-
-def folder_hash(folder: Path) -> str:
-    """A hash of the files of a model and its tokenizer in a folder. It changes when any of these files does."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in MODEL_FILES:
-            facts = path.stat()
-            file_hash = _file_hash(path, facts.st_size, facts.st_mtime_ns)
-            digest.update(f"{path.name} {file_hash}\n".encode())
-    return digest.hexdigest()
-
-
-@cache
-def _file_hash(path: Path, size: int, changed: int) -> str:
-    """A file's SHA-256. size and changed are here for the cache: the file is read again when one of them differs."""
-    return files.sha256(path)
 
 
 # ---- notebook 06: all methods beside each other ---------------------------------------------------------------------
@@ -777,6 +758,53 @@ GPU_SHAPES = Experiment(
 )  # fmt: skip
 
 
+def for_pair(wanted: Experiment, pair: str, head: str = "") -> Experiment | None:
+    """An experiment with another pair in the place of the embedded one, and another head in that of its trained heads.
+
+    Where no head is given the pair's own draft model stands for the trained heads, which belong to the embedded model.
+    Methods are left out that cannot run on the pair: those that look up what the embedded model wrote, those that need
+    a draft where there is none, and one of two that differed in their heads alone.
+
+    wanted: an experiment of ``TABLE``.
+    pair:   as ``models.load_pair`` takes it.
+    head:   a head for this pair, as ``study.weights`` names it; "" for none.
+    Returns None if the experiment measures shapes of models, and no pair.
+    """
+    if wanted.cell is SHAPES_CELL:
+        return None
+    _, draft = models.PAIRS.get(pair, (None, None))
+    replacement = head or (weights.PAIR if draft else "")
+    settings: dict[str, object] = {**wanted.settings, "pair": pair}
+    if "heads" in settings:
+        settings["heads"] = [replacement] if replacement else []
+    if "methods" in settings:
+        names = [name for name in settings["methods"] if _runs_on(method(name), pair, replacement)]
+        settings["methods"] = _without_twins(names, replacement)
+        settings["head"] = replacement
+    return replace(wanted, settings=settings)
+
+
+def _runs_on(wanted: Method, pair: str, replacement: str) -> bool:
+    """Whether a method can run on a pair, where the replacement, if it is not "", stands for its trained head."""
+    if isinstance(wanted.drafter, Retrieval) or isinstance(wanted.look_up, Retrieval):
+        return pair == models.EMBEDDED
+    if wanted.assistant and pair != models.EMBEDDED:
+        return models.PAIRS.get(pair, (None, None))[1] is not None
+    if wanted.head is None or pair == models.EMBEDDED:
+        return True
+    return bool(replacement)
+
+
+def _without_twins(names: Sequence[str], replacement: str) -> list[str]:
+    """Names of methods, in their order, without those that are an earlier one once the head is replaced."""
+    kept: dict[str, Method] = {}
+    for name in names:
+        made = method(name, head=replacement)
+        if made not in kept.values():
+            kept[name] = made
+    return list(kept)
+
+
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
@@ -994,14 +1022,17 @@ def known_hash(name: str) -> str | None:
     """The SHA-256 of the weights that a name stands for now; None if they are not there.
 
     A committed head or a variant of one has its hash in its card, the JSON file beside its weights. For the path of
-    another head, and for "target FOLDER", the files themselves are hashed.
+    another head, for a head in a published format, and for "target FOLDER", the files themselves are hashed.
     """
     if name.startswith(TARGET):
         folder = Path(name.removeprefix(TARGET))
-        return folder_hash(folder) if folder.is_dir() else None
+        return weights.folder_hash(folder) if folder.is_dir() else None
     if "/" in name:
-        weights = heads.path(name).with_suffix(".safetensors")
-        return files.sha256(weights) if weights.exists() else None
+        published = weights.folder_of(name)
+        if published is not None:
+            return weights.folder_hash(published)
+        file = heads.path(name).with_suffix(".safetensors")
+        return files.sha256(file) if file.exists() else None
     for card in (heads.FOLDER / f"{name}.json", heads.FOLDER / "variants" / f"{name}.json"):
         if card.exists():
             return json.loads(card.read_text(encoding="utf-8"))["sha256"]

@@ -45,6 +45,7 @@ from specnb.models import Window, prompts
 from specnb.target import output_rows
 from specnb.tree import Drawn
 from study.paper import EDD_PRICE_7B
+from study.weights import PAIR
 
 Build = Callable[[models.Pair], Drafter]  # a drafter that needs no trained draft, for a pair
 
@@ -69,7 +70,8 @@ class Method:
 
     generate:   options of transformers' own generate.
     assistant:  whether generate drafts with the pair's draft model or, where there is none, with the trained vdm.
-    head:       a committed head's name, the path of another head, or "pair" for the pair's own draft model.
+    head:       a committed head's name, the path of another head, a head in a published format (its folder, or its
+                name on the hub), or "pair" for the pair's own draft model. See ``study.weights``.
     grow:       the growth rule of the head's tree, or Auto().
     head_temperature: the number by which the head's logits are divided. Recordings and the command line call it
                 "softened"; it is not the temperature at which the text is sampled.
@@ -385,14 +387,15 @@ def method(name: str, *, head: str = "", softened: float = 1.0, forwards: str = 
     An option that a method cannot have is ignored, so that one command can change many methods at once.
 
     name:     a key of METHODS.
-    head:     the path of another head, which takes the place of the method's head; ignored if it has no head.
+    head:     another head, which takes the place of the method's trained head; ignored if it has none. A method that
+              drafts with the pair's own draft model keeps it: so the two can race each other.
     softened: the head_temperature, by which the head's logits are divided; ignored if the method has no head.
     forwards: USUAL, IN_GRAPHS or INVARIANT; ignored for transformers' own methods.
     Raises ValueError with the closest names if the table has no such name.
     """
     check_name(name)
     wanted = METHODS[name]
-    if wanted.head is not None and head:
+    if wanted.head not in (None, PAIR) and head:
         wanted = replace(wanted, head=head)
     if wanted.head is not None and softened != 1.0:
         wanted = replace(wanted, head_temperature=softened)
@@ -435,13 +438,13 @@ def label(rule: Growth) -> str:
 def draft_model(head: str, pair: models.Pair, capacity: int, head_temperature: float = 1.0) -> DraftModel:
     """Load a trained head, or wrap the pair's own draft model.
 
-    head:             a committed head's name, the path of another head, or "pair" for the pair's draft model.
+    head:             the name of a head (``study.weights``), or "pair" for the pair's draft model.
     pair:             the target, to whose states and output matrix a head belongs, and its draft model.
     capacity:         if above 0, forwards are captured and replayed (models.Graphs), for texts of this many tokens.
     head_temperature: the number by which the logits are divided.
     Raises ValueError on "pair" if the pair has no draft model.
     """
-    if head != "pair":
+    if head != PAIR:
         model = heads.load_draft(head, pair.target, capacity=capacity)
     elif pair.draft is None:
         raise ValueError(f"the pair {pair.name} has no draft model of its own: name a trained head")

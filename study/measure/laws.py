@@ -31,6 +31,7 @@ def law_block(
     temperature: float = 1.0,
     pair: str = models.EMBEDDED,
     dtype: str = "float32",
+    head: str = "",
 ) -> list[dict[str, object]]:
     """Test with chi-square whether the first two tokens of sampled texts follow the law of plain forwards.
 
@@ -42,6 +43,7 @@ def law_block(
     draws:       how many texts each method samples.
     temperature: at which they are sampled.
     pair, dtype: which models are loaded, and how.
+    head:        takes the place of the methods' trained heads, see ``methods.method``.
 
     Returns one row per method: method, heat (the temperature), outcomes (how many were told apart) and "p value". The
     last row is a control that should fail: the first method, sampled at a lower temperature.
@@ -54,7 +56,7 @@ def law_block(
     runs.append((methods[0], COOLER * temperature))
     rows = []
     for name, heat in runs:
-        seen = Counter(_sampled(name, ready, ids, heat, seed) for seed in range(draws))
+        seen = Counter(_sampled(name, ready, ids, heat, seed, head) for seed in range(draws))
         p = p_value(seen, law, common)
         rows.append({"method": name, "heat": heat, "outcomes": len(common) + 1, "p value": p})
     return rows
@@ -106,9 +108,9 @@ def two_tokens(model: PreTrainedModel, ids: Sequence[int], temperature: float) -
 
 
 @recorded_as_asked()
-def _sampled(name: str, pair: models.Pair, ids: Sequence[int], heat: float, seed: int) -> Tokens:
+def _sampled(name: str, pair: models.Pair, ids: Sequence[int], heat: float, seed: int, head: str) -> Tokens:
     """The first two tokens of a sampled text. The text has three, so that its first draft may have two levels."""
-    method = method_named(name)
+    method = method_named(name, head=head)
     options = {"max_new_tokens": 3, "temperature": heat, "seed": seed, "eos": (), "trace": "none"}
     with ALONE:
         drafter, _, forwards = built(method, pair, len(ids) + 3)

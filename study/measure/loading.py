@@ -3,10 +3,12 @@
 A pair is a target model with, for some targets, a draft model. A head is a trained draft head for the target.
 """
 
+import gc
 import shlex
 from copy import copy, deepcopy
 from functools import cache
 
+import torch
 from transformers import PreTrainedModel
 
 from specnb import heads, models
@@ -69,6 +71,19 @@ def _draft_model(head: str, pair: models.Pair, capacity: int, head_temperature: 
     return methods.draft_model(head, pair, capacity, head_temperature)
 
 
+def forget() -> None:
+    """Drop all models that are loaded, so that the memory is free for those that are loaded next.
+
+    A pair in float32 and the same pair in bfloat16 would both stay, six bytes a parameter.
+    """
+    kept = (_loaded, assistant, _draft_model, _graphs, machine, methods.corpus, methods.datastore)
+    for function in kept:
+        function.cache_clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 @cache
 def _graphs(pair: models.Pair, capacity: int) -> Graphs:
     return Graphs(pair.target, capacity=capacity)
@@ -90,7 +105,8 @@ def check_fit(name: str, made: Method, pair: models.Pair, packed: bool = False) 
                 build(pair)
     except ValueError as error:
         head = made.head or "vdm"
-        reason = str(error).replace("NAME --pair FOLDER_OR_NAME", f"{head} --pair {shlex.quote(pair.name)}")
+        trained_as = "NAME" if "/" in head else head  # the name of a path is not the name of a recipe
+        reason = str(error).replace("NAME --pair FOLDER_OR_NAME", f"{trained_as} --pair {shlex.quote(pair.name)}")
         without_head = "'n-gram tree', 'ptd' and 'prompt lookup'"
         if pair.draft is not None:
             without_head = f"'pair-auto', {without_head}"
