@@ -100,19 +100,17 @@ def checked_prompts(options: Namespace) -> list[str]:
     return ids
 
 
-def check_head(head: str, raced: Mapping[str, Method] | None = None) -> None:
-    """Raise ValueError if the option --head names nothing, or if no method would use it.
+def check_head(head: str, raced: Mapping[str, Method]) -> None:
+    """Raise ValueError if the option --head is given and no method would use it.
 
-    A name of the hub is not looked up there yet. head: "" for none, "pair" for the pair's own draft model. raced: the
-    methods by name, with this head in the place of theirs; None where no methods are named.
+    Whether the head exists is told by ``Experiment.check``, which comes before anything is loaded, too.
+    head: "" for none. raced: the methods by name, with this head in the place of theirs.
     """
-    if not head:
-        return
-    weights.hashes({head} - {weights.PAIR})  # called only for its ValueError on a missing head
-    if raced is None or any(method.head == head for method in raced.values()):
-        return
-    names = ", ".join(map(repr, raced))
-    raise ValueError(f"--head {head}: no trained head drafts in {names}: race 'hass-salf' or 'eagle-eagle2-16', say")
+    if head and not any(method.head == head for method in raced.values()):
+        names = ", ".join(map(repr, raced))
+        raise ValueError(
+            f"--head {head}: no trained head drafts in {names}: race 'hass-salf' or 'eagle-eagle2-16', say"
+        )
 
 
 def methods_of(options: Namespace) -> dict[str, Method]:
@@ -292,7 +290,6 @@ def gpu_experiments(options: Namespace) -> dict[str, Experiment]:
     if options.pair == models.EMBEDDED and not options.head:
         return asked
     models.check_name(options.pair)
-    check_head(options.head)
     if not options.out:
         raise ValueError("another pair or head needs a folder of its own: --out FOLDER")
     changed = {}
