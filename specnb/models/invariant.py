@@ -181,7 +181,7 @@ class Invariant:
             raise ValueError(f"a tree of {levels} levels: Invariant(model, depth={levels}) takes it")
         # Index arithmetic is done on the CPU, also if torch's default device is another: it is many tiny operations.
         if mask is None:  # for a root alone, which sees everything
-            visible = torch.ones(1, start + 1, dtype=torch.bool, device="cpu")
+            visible = torch.ones(1, start + 1, dtype=torch.bool, device=device_of(self.model))
         else:
             visible = mask[0, 0] == 0  # (n, start + n)
 
