@@ -132,10 +132,13 @@ def leave_noise(notebook, code):
 
 @pytest.mark.parametrize("change", [uncount, unlink, complain, rename_kernel, leak_path, leave_noise])
 def test_each_guard_can_fail(change, tmp_path):
-    path = tmp_path / "copy.ipynb"
-    nbformat.write(broken(change), path)
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
     for linked in (ROOT / "notebooks").iterdir():
-        (tmp_path / linked.name).symlink_to(linked)
+        (folder / linked.name).symlink_to(linked)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    path = folder / "copy.ipynb"
+    nbformat.write(broken(change), path)
     assert len(problems(path)) == 1
 
 
