@@ -1,5 +1,6 @@
 """Guards on the notebook files: what nbval would silently not compare, and what a reader should never meet."""
 
+import ast
 import json
 import re
 import subprocess
@@ -87,6 +88,54 @@ def test_no_measured_number_is_typed(path):
 def test_a_typed_number_is_noticed(said):
     spoiled = broken(lambda notebook, code: notebook.cells.append(nbformat.v4.new_markdown_cell(said)))
     assert len(typed_numbers(spoiled)) == 1
+
+
+# ---- one place for the target and the head
+
+CHOSEN = {"loaded": {"PAIR", "EMBEDDED"}, "load_draft": {"HEAD"}, "draft_model": {"HEAD"}}  # names in a first argument
+
+
+def loads_something_else(notebook) -> list[str]:
+    """Calls that load a target or a draft that the first code cell's PAIR and HEAD do not choose.
+
+    Where the committed heads or their training texts are a section's subject, it loads the EMBEDDED target in words.
+    """
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    trees = [ast.parse("\n".join(line for line in cell.splitlines() if not line.startswith("%"))) for cell in cells]
+    found = []
+    for tree in trees:
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in CHOSEN:
+                names = (
+                    {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)} if call.args else set()
+                )
+                if not names & CHOSEN[call.func.attr]:
+                    found.append(ast.unparse(call))
+    assigned = [node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)
+                and isinstance(node.ctx, ast.Store) and node.id in ("PAIR", "HEAD")]  # fmt: skip
+    found += [f"{name} is set more than once" for name in {*assigned} if assigned.count(name) > 1]
+    if "PAIR" in assigned and "PAIR = " not in cells[0]:
+        found.append("PAIR is not set in the first code cell")
+    return found
+
+
+MAIN = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
+
+
+@pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
+def test_target_and_head_are_chosen_in_one_place(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert loads_something_else(notebook) == []
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert "*Another model:*" in text  # and it is said what changes
+
+
+@pytest.mark.parametrize(
+    "code", ["loading.loaded(dtype='float32')", "heads.load_draft('eagle', pair.target)", "HEAD = 'hass'", "PAIR = 1"]
+)
+def test_another_place_is_noticed(code):
+    spoiled = broken(lambda notebook, cells: notebook.cells.append(nbformat.v4.new_code_cell(code)))
+    assert len(loads_something_else(spoiled)) == 1
 
 
 def test_every_notebook_has_solutions():
