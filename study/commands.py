@@ -308,7 +308,7 @@ def say_what_changes(options: Namespace, asked: Mapping[str, Experiment], change
     print(f"{options.pair}: in the place of all trained heads drafts {drafts}", file=sys.stderr)
     for name, wanted in asked.items():
         if name not in changed:
-            print(f"{name}: left out, it measures no pair", file=sys.stderr)
+            print(f"{name}: left out, it has nothing that this pair can run", file=sys.stderr)
             continue
         kept = changed[name].settings.get("methods", ())
         gone = [method for method in wanted.settings.get("methods", ()) if method not in kept]

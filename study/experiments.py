@@ -768,7 +768,7 @@ def for_pair(wanted: Experiment, pair: str, head: str = "") -> Experiment | None
     wanted: an experiment of ``TABLE``.
     pair:   as ``models.load_pair`` takes it.
     head:   a head for this pair, as ``study.weights`` names it; "" for none.
-    Returns None if the experiment measures shapes of models, and no pair.
+    Returns None if no method is left, and if the experiment measures shapes of models, and no pair.
     """
     if wanted.cell is SHAPES_CELL:
         return None
@@ -781,6 +781,8 @@ def for_pair(wanted: Experiment, pair: str, head: str = "") -> Experiment | None
         names = [name for name in settings["methods"] if _runs_on(method(name), pair, replacement)]
         settings["methods"] = _without_twins(names, replacement)
         settings["head"] = replacement
+        if not settings["methods"]:
+            return None
     return replace(wanted, settings=settings)
 
 
