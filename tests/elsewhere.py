@@ -64,7 +64,8 @@ def check(function, args, kwargs) -> None:
         tensor, index, *value = args
         if not isinstance(tensor, Elsewhere) and any(isinstance(part, Elsewhere) for part in tree_flatten(index)[0]):
             raise RuntimeError(FOREIGN)
-        if function is Tensor.__getitem__:
+        by_tensors = any(isinstance(part, Tensor) for part in tree_flatten(index)[0])
+        if function is Tensor.__getitem__ or not by_tensors:  # what is assigned to a slice is copied
             return
         args = (tensor, *value)
     if function in ALLOWED:

@@ -66,7 +66,7 @@ def test_the_device_refuses_what_a_gpu_refuses():
         lambda: x.index_fill(0, torch.tensor([1]), 0),
         lambda: torch.where(x > 1, x, torch.arange(3)),
         lambda: torch.nn.functional.embedding(torch.tensor([1]), x[:, None].float()),
-        lambda: x.__setitem__(0, torch.arange(1)),
+        lambda: x.__setitem__(torch.tensor([0, 1]), torch.arange(2)),
     ):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             mixed()
@@ -81,6 +81,9 @@ def test_the_device_computes_what_a_gpu_computes():
     x = torch.tensor([1, 2, 3], device=elsewhere.DEVICE)
     x[1] = 7
     assert x.tolist() == [1, 7, 3]
+    slot = torch.zeros(3, device=elsewhere.DEVICE)
+    slot[:2] = torch.ones(2)  # a copy into a slice goes from one device to the other
+    assert slot.tolist() == [1, 1, 0]
     assert x[torch.tensor([2, 0])].tolist() == [3, 1]  # an index of the host's is allowed
     assert (x * torch.tensor(2)).tolist() == [2, 14, 6]  # so is a single number
     for back in (x.cpu(), x.to("cpu"), x.to(torch.float32).cpu()):
