@@ -30,7 +30,7 @@ def folder_of(name: str) -> Path | None:
 
     A name of the hub has a folder once it has been fetched: the one that the hub's cache keeps.
     """
-    if "/" not in name or _is_own(name):
+    if _is_own(str(heads.path(name))):
         return None
     if Path(name).is_dir():
         return Path(name)
@@ -62,12 +62,7 @@ def hash_of(name: str) -> str:
         return folder_hash(folder)
     if is_of_hub(name):
         return f"not fetched: {name}"
-    try:
-        return heads.hashes({name})[name]
-    except ValueError as error:
-        if "/" not in name and Path(name).is_dir():
-            raise ValueError(f"{error}. A folder is named with a slash: ./{name}") from error
-        raise
+    return heads.hashes({name})[name]
 
 
 def hashes(names: set[str]) -> dict[str, str]:

@@ -214,9 +214,9 @@ def hsd_as_coded(draft: Draft, p: Tensor, coins: Coins) -> Verdict:
 
     Seen in github.com/ZhouYuxuanYX/Hierarchical-Speculative-Decoding, transformers/generation/utils.py, and in Listing
     2 of the paper. Their function, enumerated, has this law (commit f3adf7f; Python cannot parse the file of later
-    ones). Algorithm 1 accepts the whole draft that often, too, but after a rejection it draws all further tokens from
-    residuals. Algorithm 2 draws a single one, and has the cap to make up for it. The code takes the coin of the first
-    and the rest of the second.
+    ones, but with tabs read as four spaces it has the same). Algorithm 1 accepts the whole draft that often, too, but
+    after a rejection it draws all further tokens from residuals. Algorithm 2 draws a single one, and has the cap to
+    make up for it. The code takes the coin of the first and the rest of the second.
 
     Example: if the first token's ratio is 2 and the second one's 1/2, the draft is accepted for certain instead of with
     probability 1/2. So its second token comes too often.

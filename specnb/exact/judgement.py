@@ -78,10 +78,23 @@ def tree_step(verify: Callable[[Tensor, Tensor, TokenTree], Sequence[int]], draw
         p = rows(world.p, tree)
         q = rows(world.q, tree)
         with randomness(coins):
-            committed = tuple(int(token) for token in verify(p, q, tree))
+            returned = verify(p, q, tree)
+            _check_listed(returned)
+            committed = tuple(int(token) for token in returned)
         return committed
 
     return step
+
+
+def _check_listed(returned: object) -> None:
+    """ValueError for what cannot be a list of the tokens that a sampler commits."""
+    if returned is None:
+        raise ValueError("the sampler returned None, not the tokens that it commits: is a return missing?")
+    shape = getattr(returned, "shape", None)
+    is_one_row = shape is None or len(shape) == 1
+    if not is_one_row or not hasattr(returned, "__iter__"):
+        what = f"{type(returned).__name__} {returned!r}"
+        raise ValueError(f"the sampler returned a {what}, not a list of the tokens that it commits")
 
 
 # --- the judgement

@@ -43,6 +43,7 @@ from specnb.exact.symbols import (
     RandomnessError,
     Spent,
     Uniform,
+    called,
     certain,
     elect,
     partial_products,
@@ -124,7 +125,9 @@ class Shadowed(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
         if name in REFUSED and not _is_off(name, args, kwargs or {}):
-            raise RandomnessError(f"{name} is random and is not enumerated")
+            raise RandomnessError(
+                f"{name} is random and is not enumerated; rand, multinomial, exponential_ and an argmax over them are"
+            )
         args, kwargs = _bound(name, args, kwargs or {})
         self._check_generator(kwargs.get("generator"))
         drawn = self._drawn(name, args, kwargs)
@@ -896,7 +899,7 @@ def _raised_at(error: Exception) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.parent != Path(__file__).parent and not any(path.is_relative_to(folder) for folder in LIBRARIES):
-            return f" ({path.name}, line {frame.lineno})"
+            return f" ({called(path)}, line {frame.lineno})"
     return ""
 
 
@@ -942,9 +945,12 @@ def randomness(coins: Coins) -> Iterator[None]:
         except NotJudged:
             raise
         except Exception as error:  # of the sampler
+            asked = _raised_at(error)
+            if not asked:
+                raise  # of a convention: what the sampler returned, for example
             if not shadowed.expressions and Cell.made == made_before:
                 raise
-            raise NotJudged(f"the sampler raised {type(error).__name__}: {error}{_raised_at(error)}") from error
+            raise NotJudged(f"the sampler raised {type(error).__name__}: {error}{asked}") from error
     swallowed = REFUSALS[refused_before:]
     if swallowed:
         raise swallowed[0]

@@ -57,7 +57,12 @@ def _where() -> str:
     if asking is None:
         return ""
     path, line = asking
-    return f" ({path.name}, line {line})"
+    return f" ({called(path)}, line {line})"
+
+
+def called(path: Path) -> str:
+    """A file's name for readers. A notebook's cell has a number for one."""
+    return "the cell" if path.stem.isdigit() else path.name
 
 
 LOW_LEVEL = {"symbols.py", "random_functions.py", "scripts.py", "laws.py"}  # of ours, between a sampler and its coins

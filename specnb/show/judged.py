@@ -33,7 +33,7 @@ def draw_scripts(
     """
     ordered = sorted(scripts, key=_outcomes)
     if ax is None:
-        _, ax = plt.subplots(figsize=(11, 0.42 * len(ordered) + 0.9))
+        _, ax = plt.subplots(figsize=(11, 0.55 * len(ordered) + 0.9))
     heights = _heights(ordered)
     deepest = max(len(script.tosses) for script in ordered)
     marked = tuple(marked)
@@ -41,7 +41,7 @@ def draw_scripts(
         is_marked = bool(marked) and script.committed == marked[: len(script.committed)]
         _draw_path(ax, script, heights, drafted, is_marked)
         _draw_end(ax, script, heights, deepest, is_marked)
-    ax.set(xlim=(-0.05, deepest + 1.2), ylim=(len(ordered) - 0.4, -0.6))
+    ax.set(xlim=(-0.05, deepest + 1.4), ylim=(len(ordered) - 0.4, -0.6))
     ax.axis("off")
     return ax
 
@@ -76,8 +76,8 @@ def _draw_path(ax: Axes, script: Script, heights: dict[Outcomes, float], drafted
             zorder=2 if is_marked else 1,
         )
         ax.text(
-            depth + 0.65, end, _said(toss, depth < drafted), ha="center", va="center", fontsize=11, zorder=3,
-            color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            depth + 0.65, end, _said(toss, depth < drafted), ha="center", va="center", fontsize=14, zorder=3,
+            color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 3},
         )  # fmt: skip
 
 
@@ -94,11 +94,12 @@ def _said(toss: Toss, is_draft: bool) -> str:
 def _draw_end(ax: Axes, script: Script, heights: dict[Outcomes, float], deepest: int, is_marked: bool) -> None:
     """What is committed, and the probability of it all, in a column at the right."""
     height = heights[_outcomes(script)]
-    ax.plot([len(script.tosses), deepest + 0.05], [height, height], color="#CCCCCC", lw=0.8, ls=":", zorder=0)
+    if len(script.tosses) < deepest:
+        ax.plot([len(script.tosses), deepest + 0.15], [height, height], color="#CCCCCC", lw=0.8, ls=":", zorder=0)
     committed = "".join(LETTERS[token] for token in script.committed)
     probability = f"{script.probability:.4f}".removeprefix("0")
     weight = "bold" if is_marked else "normal"
-    ax.text(deepest + 0.12, height, f"{committed}   {probability}", va="center", fontsize=12, weight=weight)
+    ax.text(deepest + 0.2, height, f"{committed}   {probability}", va="center", fontsize=16, weight=weight)
 
 
 # ---- the law that they add up to ----------------------------------------------------------------------------------
@@ -134,13 +135,13 @@ def draw_laws(found: Counterexample, *, ax: Axes | None = None) -> Axes:
     ax.annotate(
         "most wrong",
         (texts.index(wrong), max(found.given, found.right)),
-        xytext=(0, 22),
+        xytext=(0, 40),
         textcoords="offset points",
         ha="center",
         fontsize=12,
         arrowprops={"arrowstyle": "->", "color": INK},
     )
-    ax.set(xlabel="", ylabel="probability")
+    ax.set(xlabel="text", ylabel="probability")
     ax.legend(title="")
     if len(texts) > 12:
         ax.tick_params("x", labelrotation=90)
@@ -154,26 +155,33 @@ def price_explorer(priced: Callable[[float], tuple[float, float]], weights: Sequ
     """Drag a weight, and see what it buys and costs: the whole curve, and where the weight stands on it.
 
     priced: a weight → (accepted draft tokens a step, total variation from the target's law).
-    weights: where the curve is computed, rising; the slider goes from the first to the last.
+    weights: where the curve is computed, rising, evenly spaced; the slider goes from the first to the last.
+    Raises ValueError unless they are two or more, and rise.
     """
+    if len(weights) < 2 or list(weights) != sorted(set(weights)):
+        raise ValueError(f"weights are two or more, rising, got {list(weights)}")
     remembered = lru_cache(maxsize=None)(priced)
     curve = pd.DataFrame([remembered(weight) for weight in weights], columns=["accepted", "distance"])
+    curve["weight"] = weights
 
     def render(weight: float) -> Picture:
         return _render_price(curve, *remembered(round(weight, 6)))
 
     step = weights[1] - weights[0]
     slider = Float(weights[-1], min=weights[0], max=weights[-1], step=step, description="weight of the target")
-    return explorer({"weight": slider}, render)
+    return explorer({"weight": slider}, render, walk=[{"weight": weight} for weight in weights])
 
 
 def _render_price(curve: pd.DataFrame, accepted: float, distance: float) -> Picture:
     """PNG (900 × 420), and the two numbers in words."""
     with canvas(9, 4.2, layout="constrained") as figure:
         ax = figure.subplots()
-        ax.plot(curve["accepted"], curve["distance"], color="#9A9A9A", lw=2)
+        ax.plot(curve["accepted"], curve["distance"], "o-", color="#9A9A9A", lw=2, ms=5)
+        for point in curve.itertuples():
+            ax.annotate(f"{point.weight:.1f}", (point.accepted, point.distance), (6, -12), textcoords="offset points")
         ax.plot(accepted, distance, "o", ms=14, color=COLOURS["bonus"])
         ax.set(xlabel="accepted draft tokens a step", ylabel="total variation from the target's law")
+        ax.set_title("numbers beside the curve: the weight", fontsize=12)
         ax.set_ylim(bottom=-0.02 * curve["distance"].max())
         picture = png(figure)
     words = f"{accepted:.3f} draft tokens are accepted a step; the law is {distance:.4f} away from the target's."

@@ -311,6 +311,16 @@ def test_a_counterexample_tells_who_tossed_and_what_the_target_adds():
     assert sum(shown) == pytest.approx(found.counterexample.given, abs=1e-5)
 
 
+@pytest.mark.parametrize("returned", [None, 1, torch.tensor(1), torch.tensor([[1]])])
+def test_what_is_no_list_of_tokens_is_said(returned):
+    def sampler(p, q, drafted):
+        torch.rand(1)
+        return returned
+
+    with pytest.raises(ValueError, match="the sampler returned"):
+        exact.judge(sampler, conventions.PLAIN)
+
+
 @pytest.mark.parametrize("tokens", [[], [0, 0, 0, 0], [3], [-1]])
 def test_what_is_no_step_is_an_error(tokens):
     with pytest.raises(ValueError, match="the sampler gave"):
@@ -362,7 +372,7 @@ def test_the_command_says_it_by_its_status(capsys):
         (["mine.py"], "say FILE.py:FUNCTION"),
         ([f"{foreign.__file__}:textbook", "--as", "nobody"], "invalid choice"),
         ([f"{foreign.__file__}:textbook", "--as", "vllm"], "It was called as 'vllm': sampler(draft_token_ids"),
-        ([f"{foreign.__file__}:no_token"], "TypeError: 'NoneType' object is not iterable"),
+        ([f"{foreign.__file__}:no_token"], "the sampler returned None, not the tokens that it commits"),
         ([f"{foreign.__file__}:textbook", "--lengths", "0"], "a draft has one token or more"),
         ([f"{foreign.__file__}:textbook", "--vocabulary", "2"], "the worlds need three tokens or more"),
         ([f"{foreign.__file__}:draws_and_reports", "--as", "draft", "--by-design"], "--by-design is for samplers"),

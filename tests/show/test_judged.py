@@ -78,3 +78,10 @@ def test_the_price_follows_its_slider():
     assert box.controls.image.value != first
     assert "1.500 draft tokens are accepted a step; the law is 0.5000 away" in box.controls.readout.value
     assert asked == [0.0, 0.5, 1.0]  # remembered
+    assert box.walk == [{"weight": 0.0}, {"weight": 0.5}, {"weight": 1.0}]
+
+
+@pytest.mark.parametrize("weights", [[0.5], [1.0, 0.5]])
+def test_weights_that_make_no_curve(weights):
+    with pytest.raises(ValueError, match="two or more, rising"):
+        show.price_explorer(lambda weight: (1.0, 0.0), weights)
