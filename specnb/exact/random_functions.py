@@ -139,7 +139,7 @@ class Shadowed(TorchFunctionMode):
             return function(*args, **kwargs)
         return self._symbolic(function, name, args, kwargs)
 
-    def _check_generator(self, generator: torch.Generator | None) -> None:
+    def _check_generator(self, generator: "torch.Generator | None") -> None:
         """RandomnessError if a generator that is handed over was seeded since it was last used here."""
         if generator is None:
             return

@@ -36,6 +36,8 @@ from specnb.heads.modules import MODULES, Frozen, Spec, final_norm, rises_within
 # In this order: a file of safetensors is taken where there is a pickle, too.
 WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
+PLAIN_NAMES = "float32, bfloat16 or float16 weights, int64 or int32 ids, bool masks"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # options of an EAGLE-3 config
 
 # Where each weight of a one-layer module stands in a published layer, by the beginning of its name
@@ -128,7 +130,7 @@ def read(folder: Path) -> Checkpoint:
 
     Raises ValueError if there is no file of weights, if one cannot be read, or if a weight is not finite.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = _config(folder / "config.json")
     file = weights_file(folder)
     try:
         if file.suffix == ".safetensors":
@@ -136,13 +138,31 @@ def read(folder: Path) -> Checkpoint:
         else:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip files and safetensors raise many kinds
-        raise ValueError(f"{file} cannot be read ({type(error).__name__}: {error})") from error
+        if file.read_bytes()[:40].startswith(b"version https://git-lfs"):
+            raise ValueError(f"{file} is a pointer of Git LFS and not the weights: fetch them, git lfs pull") from error
+        first_line = str(error).partition("\n")[0]
+        raise ValueError(f"{file} cannot be read ({type(error).__name__}: {first_line})") from error
     for key, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{file} must contain tensors by name, {key!r} is a {type(tensor).__name__}")
+        if tensor.dtype not in PLAIN:
+            raise ValueError(f"{file}: {key} is {tensor.dtype}, so the file is quantised; expected {PLAIN_NAMES}")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{file}: {key} contains numbers that are not finite, as if it was never filled")
     return Checkpoint(file, config, tensors)
+
+
+def _config(file: Path) -> dict:
+    """A head's config.json; ValueError if it is not a JSON object."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} must be a JSON object, it is a {type(config).__name__}")
+    if "quantization_config" in config:
+        raise ValueError(f"{file} says that the weights are quantised; only plain ones can be loaded")
+    return config
 
 
 # ---- loading --------------------------------------------------------------------------------------------------
@@ -211,7 +231,10 @@ def recognise(checkpoint: Checkpoint) -> str:
     speculators = config.get("speculators_model_type")
     if speculators is not None:
         if speculators != "eagle3":
-            raise ValueError(f"{checkpoint.file} is speculators' {speculators}: only its eagle3 heads can be loaded")
+            other = " (heads.dflash loads this one)" if speculators == "dflash" else ""
+            raise ValueError(
+                f"{checkpoint.file} is speculators' {speculators}: only its eagle3 heads can be loaded{other}"
+            )
         return "speculators"
     if "dflash_config" in config or "hidden_norm.weight" in keys:
         raise ValueError(f"{checkpoint.file} is a DFlash block, not a head of EAGLE or Medusa: heads.dflash loads it")

@@ -20,6 +20,7 @@ from specnb.heads.modules import Frozen, Spec
 from specnb.heads.published import rotation_of
 from specnb.target import device_of, evaluating
 
+FEWEST = 100  # tokens
 SURE = 4.0  # standard errors: how much better another reading must be
 
 
@@ -40,7 +41,8 @@ def check(
 
     parts: what ``heads.load`` returned, of an EAGLE, EAGLE-3 or Medusa head.
     model: the target.
-    texts: sequences of token ids, 1,000 tokens and more together, of the kind that the head was trained for.
+    texts: sequences of token ids, 1,000 tokens and more together, of the kind that the head was trained for; ValueError
+        for fewer than FEWEST together.
 
     The first row of the table is the head as it was loaded. Its columns:
     - agreement: how often the head's likeliest next token is the target's.
@@ -48,22 +50,25 @@ def check(
     - worse: how much larger the loss is than that of the first row, and standard_error that of this difference.
 
     The other rows are the same weights, read as if the file meant something else: another rope, halves of q_proj
-    swapped, states of the neighbouring layers, a normed residual. ValueError is raised if one of them is better by
-    more than four standard errors, because the file then means that, and if the first row agrees with the target no
-    more often than twice the best constant guess. Random weights never pass: do not check them.
+    swapped, states of the neighbouring layers, a normed residual. ValueError is raised if one of them is better
+    by more than four standard errors, because the file then means that. It is also raised if the first row agrees with
+    the target no more often than twice the best constant guess, or half way from that guess to 1, whichever is less.
+    Random weights never pass: do not check them.
 
     Example: the TALF head for SmolLM2-135M, on 2,400 tokens, agrees in 49 % and has a loss of 2.91. With the halves of
     q_proj swapped the loss is .39 to .46 larger, more than 20 standard errors; with a theta of 10,000 in place of
     100,000 it is .04 larger, 7 standard errors, although the agreement hardly differs. So with such a fault in the
     file, the right reading is found among the others.
     """
+    _check_arguments(parts, texts)
     head, spec, frozen = parts
     seen = [_see(model, ids) for ids in texts]
     tokens = torch.cat([text.laws.argmax(-1) for text in seen])
     constant = float((tokens == tokens.mode().values).float().mean())
     hits, losses = _measure(head, spec, frozen, seen)
     rows = [_row("as loaded", hits, losses, losses)]
-    if rows[0]["agreement"] < 2 * constant:
+    expected = min(2 * constant, (1 + constant) / 2)  # of a text with few different tokens nobody has twice as many
+    if rows[0]["agreement"] < expected:
         raise ValueError(
             f"the head's likeliest token is the target's in {rows[0]['agreement']:.1%} of {len(hits)} places, and "
             f"always the same token would be in {constant:.1%}: it was trained for another target, or is read wrongly"
@@ -80,6 +85,17 @@ def check(
             f"{best['loss']:.3f}, as loaded {table['loss'][0]:.3f}, on {len(hits)} tokens"
         )
     return table
+
+
+def _check_arguments(parts: object, texts: Sequence[Sequence[int]]) -> None:
+    """ValueError for what ``check`` cannot take, before anything is computed."""
+    if not isinstance(parts, tuple) or len(parts) != 3:
+        raise ValueError(f"parts must be what heads.load returned, got a {type(parts).__name__}")
+    if any(isinstance(text, str | int) for text in texts):
+        raise ValueError("texts must be sequences of token ids: [pair.encode(text), …]")
+    tokens = sum(len(text) for text in texts)
+    if tokens < FEWEST:
+        raise ValueError(f"{tokens} tokens are too few to judge a head: {FEWEST} at least, better 1,000")
 
 
 def _row(reading: str, hits: Tensor, losses: Tensor, first: Tensor) -> dict:

@@ -179,6 +179,9 @@ def _render_price(curve: pd.DataFrame, accepted: float, distance: float) -> Pict
         ax.plot(curve["accepted"], curve["distance"], "o-", color="#9A9A9A", lw=2, ms=5)
         for point in curve.itertuples():
             ax.annotate(f"{point.weight:.1f}", (point.accepted, point.distance), (6, -12), textcoords="offset points")
+        below = curve[curve["accepted"] <= accepted + 1e-9].sort_values("accepted")
+        ax.fill_between(below["accepted"], 0, below["distance"], color=COLOURS["bonus"], alpha=0.2, lw=0)
+        ax.plot([accepted, accepted], [0, distance], color=COLOURS["bonus"], lw=3)
         ax.plot(accepted, distance, "o", ms=14, color=COLOURS["bonus"])
         ax.set(xlabel="accepted draft tokens a step", ylabel="total variation from the target's law")
         ax.set_title("numbers beside the curve: the weight", fontsize=12)

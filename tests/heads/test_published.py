@@ -689,3 +689,39 @@ def test_a_head_that_agrees_is_not(recwarn):
         watch.taken(5 if step % 9 == 0 else 7, torch.tensor([5, 6, 8]))  # right in every ninth step
     assert watch.hits == 8
     assert not recwarn.list
+
+
+def test_what_check_cannot_take_is_said_before_anything_is_computed(tmp_path):
+    parts = (None, None, None)
+    for given, texts, reason in [
+        ("hass", [[1] * 200], "parts must be what heads.load returned, got a str"),
+        (parts, ["a text"], "texts must be sequences of token ids"),
+        (parts, [1, 2, 3], "texts must be sequences of token ids"),
+        (parts, [[1] * 10], "10 tokens are too few to judge a head"),
+    ]:
+        with pytest.raises(ValueError, match=reason):
+            heads.check(given, None, texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config.json", "{", "config.json is no JSON"),
+        ("config.json", "[]", "config.json must be a JSON object, it is a list"),
+        ("config.json", '{"quantization_config": {}}', "says that the weights are quantised"),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS"),
+    ],
+)
+def test_a_file_that_is_something_else_is_named(tmp_path, name, content, reason):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("nothing")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=reason):
+        heads.published.read(tmp_path)
+
+
+def test_quantised_weights_are_called_so(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"fc.weight": torch.zeros(2, 2).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="so the file is quantised"):
+        heads.published.read(tmp_path)
