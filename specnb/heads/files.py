@@ -77,7 +77,12 @@ def _weights_and_card(stem: Path) -> tuple[Path, Path]:
     if not weights.exists() or not card.exists():
         known = sorted(file.stem for file in stem.parent.glob("*.safetensors"))
         names = ", ".join(known) or "none"
-        raise ValueError(f"no trained head {stem.name!r} in {stem.parent}: known are {names}")
+        if stem.is_dir():
+            raise ValueError(f"the folder {stem} has no config.json, which a published head has")
+        raise ValueError(
+            f"no trained head {stem.name!r} in {stem.parent}: known are {names}. A head that others have published is "
+            f"named by its folder, or as OWNER/NAME on the hub"
+        )
     return weights, card
 
 

@@ -323,7 +323,7 @@ def _medusa_spec(checkpoint: Checkpoint, sizes: Sizes) -> Spec:
 
 
 def _eagle_spec(checkpoint: Checkpoint, sizes: Sizes) -> Spec:
-    """EAGLE's fc has a bias or not: the file says it, and the config's "bias", if there is one, must agree."""
+    """EAGLE's fc has a bias or not: the file says it, and the config's "bias" must agree (unsaid it means true)."""
     config = checkpoint.config
     spec = _decoder_spec(checkpoint, "eagle", config, sizes)
     if spec.width != sizes.width:
@@ -333,6 +333,8 @@ def _eagle_spec(checkpoint: Checkpoint, sizes: Sizes) -> Spec:
     fc_bias = "fc.bias" in checkpoint.tensors
     if "bias" in config and bool(config["bias"]) != fc_bias:
         raise checkpoint.error(f"config.json says bias {config['bias']}, fc.bias in the file is {fc_bias}")
+    if "bias" not in config and not fc_bias:
+        raise checkpoint.error("there is no fc.bias, and config.json does not say that bias is false")
     qkv_bias = bool(config.get("qkv_bias")) or spec.qkv_bias
     return replace(spec, hidden_layer=-1, fc_bias=fc_bias, qkv_bias=qkv_bias)
 

@@ -279,6 +279,7 @@ MISFITS = {
     "a table that disagrees": ("eagle3", other_table, "t2d other ones"),
     "a table that falls": ("eagle3", falling_table, "must give rising token ids"),
     "a table of floats": ("eagle3", lambda c, t: t.update(d2t=t["d2t"].float()), "d2t is torch.float32"),
+    "a bias that is lost": ("eagle", lambda c, t: t.pop("fc.bias"), "there is no fc.bias"),
     "a bias that is not there": ("eagle", lambda c, t: (c.update(bias=True), t.pop("fc.bias")), "says bias True"),
     "an extra key": ("eagle", lambda c, t: t.update(extra=torch.zeros(1)), "left over are extra"),
     "names of another format": ("eagle", setting(architectures=["LlamaForCausalLMEagle3"]), "names a head of EAGLE-3"),
@@ -718,6 +719,13 @@ def test_a_file_that_is_something_else_is_named(tmp_path, name, content, reason)
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=reason):
         heads.published.read(tmp_path)
+
+
+def test_a_folder_without_a_config_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config\.json, which a published head has"):
+        heads.load(tmp_path, llama())
+    with pytest.raises(ValueError, match="named by its folder, or as OWNER/NAME on the hub"):
+        heads.load(tmp_path / "nothing", llama())
 
 
 def test_quantised_weights_are_called_so(tmp_path):
