@@ -132,6 +132,7 @@ def texts() -> list[list[int]]:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_check_tells_a_head_from_one_that_is_read_wrongly(smollm2, texts, tmp_path):
     """As a published EAGLE head, ``talf`` passes; with half of q_proj swapped, or another rope, its file is refused."""
     model = smollm2.target

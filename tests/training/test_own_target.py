@@ -13,6 +13,7 @@ from tiny_heads import QUICK
 from specnb import heads, models
 from study import __main__ as laboratory
 from study import record
+from study.measure import loading
 from training import __main__ as training
 from training import corpus, evaluation, recipes, writing
 
@@ -31,6 +32,7 @@ def case(request) -> str:
 @pytest.fixture
 def folder(case, tmp_path, monkeypatch) -> str:
     """A tiny random model with its tokenizer in ./tiny, and everything so short that it trains in seconds."""
+    loading.forget()  # another test of this process may have loaded another model from a folder of this name
     monkeypatch.setenv("SPECNB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(corpus, "SHARD", 200)
