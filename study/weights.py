@@ -11,7 +11,6 @@ A command takes three kinds of names:
 """
 
 import hashlib
-import re
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from specnb.models import files
 
 PAIR = "pair"  # the name that stands for the pair's own draft model, which is no trained head
 FILES = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt", ".gguf", ".py")  # of models and of heads
-HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def folder_of(name: str) -> Path | None:
@@ -34,15 +32,10 @@ def folder_of(name: str) -> Path | None:
         return None
     if Path(name).is_dir():
         return Path(name)
-    if not is_of_hub(name):
+    if not heads.published.is_of_hub(name):
         return None
     config = try_to_load_from_cache(name, "config.json")  # a path; or None, or an object that says it does not exist
     return Path(config).parent if isinstance(config, str) else None
-
-
-def is_of_hub(name: str) -> bool:
-    """Whether a name can only be one of the hub: it has the form OWNER/NAME, and here is no folder OWNER."""
-    return bool(HUB_NAME.fullmatch(name)) and not Path(name).parent.is_dir()
 
 
 def _is_own(name: str) -> bool:
@@ -60,7 +53,7 @@ def hash_of(name: str) -> str:
     folder = folder_of(name)
     if folder is not None:
         return folder_hash(folder)
-    if is_of_hub(name):
+    if heads.published.is_of_hub(name):
         return f"not fetched: {name}"
     return heads.hashes({name})[name]
 

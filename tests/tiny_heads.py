@@ -1,6 +1,7 @@
 """Random heads beside tiny models, what training computes along a path, and a draft model that is held to it."""
 
 import torch
+from references import apart
 from tiny import VOCABULARY, randomise
 
 from specnb import heads, models
@@ -55,16 +56,17 @@ def trained_logits(head, spec, frozen, model, tokens: list[int], root: int, pois
 
 
 class Compared:
-    """A draft model that checks every frontier it expands against the training pass, path by path."""
+    """A draft model that holds every node that it expands to a reference, over the node's whole path.
 
-    def __init__(self, inner, parts, model, poison: float = 0.0):
-        self.inner, self.parts, self.model, self.poison = inner, parts, model, poison
-        self.ids, self.hidden_layers = inner.ids, inner.hidden_layers
-        self.worst, self.nodes = 0.0, 0
+    reference: tokens and the place of the root among them → logits after the last token. tokens[:root] are committed.
+    """
 
-    @property
-    def max_depth(self):
-        return self.inner.max_depth
+    def __init__(self, inner, reference):
+        self.inner, self.reference = inner, reference
+        self.worst, self.nodes, self.depths = 0.0, 0, set()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     def begin(self, prefix, hidden):
         self.prefix = list(prefix)
@@ -74,9 +76,9 @@ class Compared:
         logits = self.inner.expand(tree, frontier)
         for node, row in zip(frontier, logits, strict=True):
             tokens = self.prefix + list(tree.path_tokens(node))
-            expected = trained_logits(*self.parts, self.model, tokens, len(self.prefix) - 1, self.poison)
-            self.worst = max(self.worst, float((row - expected).abs().max() / expected.abs().max()))
+            self.worst = max(self.worst, apart(row, self.reference(tokens, len(self.prefix) - 1)))
             self.nodes += 1
+            self.depths.add(tree.depth_list[node])
         return logits
 
     def commit(self, tree, path, next_token, hidden):

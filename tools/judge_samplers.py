@@ -662,6 +662,7 @@ ENTROPY_SETTINGS = SimpleNamespace(
         enable_block_verify=False, enable_entropy_verify=True, posterior_threshold=0.95, posterior_alpha=0.4
     ),
 )
+TRADES_PRECISION = f"{BY_DESIGN} (its documentation: a small amount of output precision is traded)"
 BLOCK = (
     "legal_mask compares π, the product of the ratios, each capped at 1, with cum_uniform_token_probs, a product of "
     "uniform numbers. So a block of two is accepted with π (1 − ln π) instead of π: the draft (0, 2) has "
@@ -787,7 +788,7 @@ SAMPLERS = (
         arguments="as rejection_sample composes it for enable_block_verify, without Triton",
         adapter=f"{ASCEND_ADAPTER}; rejection_sample takes it from three drafts on; here for fewer",
         report="#7807",
-        claims=f"{BY_DESIGN} (its documentation: a small amount of output precision is traded)",
+        claims=TRADES_PRECISION,
         followed=BLOCK,
     ),
     replace(
@@ -797,7 +798,7 @@ SAMPLERS = (
         arguments="with sample_recovered_tokens(use_block_verify=True), without Triton",
         adapter=f"{ASCEND_ADAPTER}; rejection_sample does not call it so",
         report="#7807",
-        claims=f"{BY_DESIGN} (its documentation: a small amount of output precision is traded)",
+        claims=TRADES_PRECISION,
         followed=BLOCK,
     ),
     Sampler(

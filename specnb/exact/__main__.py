@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch
 from specnb.exact.conventions import CONVENTIONS, DRAFT_CONVENTIONS
 from specnb.exact.drafting import DraftJudgement, judge_drafter
 from specnb.exact.judgement import BY_DESIGN, Judgement, judge
+from specnb.exact.symbols import raised_at
 from specnb.exact.toy_worlds import chains, worlds
 
 
@@ -86,15 +86,6 @@ def judged(function: Callable, given: argparse.Namespace, tried, shapes) -> tupl
     return found, found.is_lossless or found.verdict == BY_DESIGN
 
 
-def raised(error: Exception) -> str:
-    """An error in a line, with the last line of its traceback that is not ours: where the sampler failed."""
-    said = f"{type(error).__name__}: {error}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if Path(frame.filename).parent != Path(__file__).parent and "site-packages" not in frame.filename:
-            return f"{said} ({Path(frame.filename).name}, line {frame.lineno})"
-    return said
-
-
 def main(words: list[str] | None = None) -> int:
     """The command line; the exit status. words: its arguments, None for those of the process."""
     given = options(words)
@@ -108,7 +99,11 @@ def main(words: list[str] | None = None) -> int:
         found, is_fine = judged(function, given, tried, shapes)
     except Exception as error:  # of the sampler, whatever it is
         convention = {**CONVENTIONS, **DRAFT_CONVENTIONS}[given.convention]
-        given.refuse(f"{raised(error)}\nIt was called as {given.convention!r}: {convention.says}\n--as says otherwise")
+        given.refuse(
+            f"{type(error).__name__}: {error}{raised_at(error)}\n"
+            f"It was called as {given.convention!r}: {convention.says}\n"
+            f"--as says otherwise"
+        )
     status = 0 if is_fine else 1
     try:
         print(found, flush=True)

@@ -14,20 +14,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specnb.exact.laws import Law, Model, law, total_variation
+from specnb.exact.judgement import NOT_JUDGED, allowed
+from specnb.exact.laws import Law, Model, law, shown, total_variation
 from specnb.exact.scripts import play
 from specnb.exact.symbols import NotJudged
 from specnb.exact.toy_worlds import CHAINS, World, worlds
 from specnb.growth import Static
 from specnb.sampling import Coins
 
-EXACT = 1e-12  # largest distance of laws that are equal, in float64
 MOST_SCRIPTS = 20_000  # sequences of coins in one world
 DIGITS = 12  # to which reported laws are compared with each other
 
 HONEST = "draws from the q that it reports"
 DISHONEST = "does not draw from the q that it reports"
-NOT_JUDGED = "not judged"
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,10 @@ class DraftJudgement:
                 line,
                 "",
                 f"In the world {self.world.name!r}, after the draft tokens {before}, it",
-                f"reports q = {_shown(self.context.reported)}",
-                f"draws by    {_shown(self.drawn)}",
+                f"reports q = {shown(self.context.reported)}",
+                f"draws by    {shown(self.drawn)}",
             ]
         )
-
-
-def _shown(probabilities: Sequence[float]) -> str:
-    return "(" + ", ".join(f"{probability:.4f}" for probability in probabilities) + ")"
 
 
 def judge_drafter(
@@ -127,8 +122,7 @@ def judge_drafter(
     shapes = list(convention.shapes if shapes is None else shapes)
     if not tried or not shapes:
         raise ValueError(f"nothing to try: {len(tried)} worlds, {len(shapes)} shapes of drafts")
-    allowed = EXACT if dtype == torch.float64 else 2 * torch.finfo(dtype).eps
-    allowed += 10.0**-DIGITS  # by which a reported law was rounded
+    most = allowed(dtype) + 10.0**-DIGITS  # by which a reported law was rounded
     step = convention.step(drafter)
     worst = 0.0
     judged = 0
@@ -142,7 +136,7 @@ def judge_drafter(
             for context, drawn in laws.items():
                 reported = dict(enumerate(context.reported))
                 distance = total_variation(drawn, reported)
-                if distance > allowed:
+                if distance > most:
                     true = tuple(drawn.get(token, 0.0) for token in reported)
                     return DraftJudgement(DISHONEST, distance, judged, world, context, true)
                 worst = max(worst, distance)

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from specnb.exact.laws import Law, completed, joint, law, rows, total_variation
+from specnb.exact.laws import Law, completed, joint, law, rows, shown, total_variation
 from specnb.exact.random_functions import randomness
 from specnb.exact.scripts import Script, drafting, play
 from specnb.exact.symbols import NotJudged
@@ -132,9 +132,9 @@ class Counterexample:
         depth = depth_of(self.shape)
         for length in range(depth + 1):
             for prefix in product(range(self.world.vocabulary), repeat=length):
-                line = f"{list(prefix)}: {_shown(self.world.p(prefix))}"
+                line = f"{list(prefix)}: {shown(self.world.p(prefix).tolist())}"
                 if length < depth:
-                    line += f" | {_shown(self.world.q(prefix))}"
+                    line += f" | {shown(self.world.q(prefix).tolist())}"
                 lines.append(line)
         lines += ["", "text: by the sampler | by the target"]
         for tokens, (given, right) in sorted(self.laws.items()):
@@ -157,10 +157,6 @@ class Counterexample:
             return f"{script.probability:.6f}"
         in_all = script.probability * by_target
         return f"{script.probability:.6f} · {by_target:.6f} (the target goes on) = {in_all:.6f}"
-
-
-def _shown(law_of_token: Tensor) -> str:
-    return "(" + ", ".join(f"{number:.4f}" for number in law_of_token.tolist()) + ")"
 
 
 @dataclass(frozen=True)
@@ -225,29 +221,28 @@ def judge(
     scripts = 0
     for shape in shapes:
         for world in tried:
+            right = joint(world.p, depth_of(shape) + 1)
             try:
                 by_sampler = step_law(step, world, shape)
+                distance = total_variation(by_sampler.texts, right)
+                is_wrong = distance > allowed(dtype)
+                if is_wrong:
+                    _confirm(by_sampler, step, world, shape)
             except NotJudged as error:
                 return Judgement(NOT_JUDGED, worst, judged, scripts, reason=str(error))
             judged += 1
             scripts += len(by_sampler.scripts)
-            right = joint(world.p, depth_of(shape) + 1)
-            distance = total_variation(by_sampler.texts, right)
-            if distance > _allowed(dtype):
-                try:
-                    _confirm(by_sampler, step, world, shape)
-                except NotJudged as error:
-                    return Judgement(NOT_JUDGED, worst, judged, scripts, reason=str(error))
+            if is_wrong:
                 verdict = BY_DESIGN if by_design else LOSSY
-                shown = counterexample(world, shape, by_sampler, right)
-                return Judgement(verdict, distance, judged, scripts, shown, _hint(distance))
+                refuted = counterexample(world, shape, by_sampler, right)
+                return Judgement(verdict, distance, judged, scripts, refuted, _hint(distance))
             if distance > worst:
                 worst = distance
                 where = (world, shape)
     if worst <= EXACT:
         return Judgement(LOSSLESS, worst, judged, scripts)
     world, shape = where
-    bound = _allowed(dtype)
+    bound = allowed(dtype)
     reason = f"the largest distance, in the world {world.name!r} with {shape.name}, is below {bound:.1e}, "
     reason += f"{ROUNDINGS} epsilons of {dtype}; a fault smaller than that is not seen"
     return Judgement(ROUNDING, worst, judged, scripts, reason=reason)
@@ -256,12 +251,12 @@ def judge(
 def _hint(distance: float) -> str:
     """What else may explain a small distance."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        if distance <= _allowed(dtype):
+        if distance <= allowed(dtype):
             return f"Does it compute in {dtype}? Then this may be rounding: judge it with dtype={dtype} (--dtype)."
     return ""
 
 
-def _allowed(dtype: torch.dtype) -> float:
+def allowed(dtype: torch.dtype) -> float:
     """The largest distance that rounding may make."""
     if dtype == torch.float64:
         return EXACT

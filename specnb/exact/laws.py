@@ -6,7 +6,7 @@ it is, without a second implementation.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 from typing import TypeVar
 
@@ -85,6 +85,11 @@ def total_variation(a: Law, b: Law) -> float:
     outcomes = a.keys() | b.keys()
     differences = [abs(a.get(outcome, 0.0) - b.get(outcome, 0.0)) for outcome in outcomes]
     return sum(differences) / 2
+
+
+def shown(probabilities: Sequence[float]) -> str:
+    """Probabilities for readers. Example: (0.6490, 0.1563, 0.1947)."""
+    return "(" + ", ".join(f"{probability:.4f}" for probability in probabilities) + ")"
 
 
 def expectation(of: Law, value: Callable[[Outcome], float]) -> float:

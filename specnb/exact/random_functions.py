@@ -15,11 +15,9 @@ import math
 import operator
 import random as python_random
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -31,7 +29,6 @@ from specnb.exact.symbols import (
     ARRIVAL,
     GUMBEL,
     LARGEST_WINS,
-    LIBRARIES,
     NEGATIVE_GUMBEL,
     REFUSALS,
     SCORE,
@@ -43,10 +40,10 @@ from specnb.exact.symbols import (
     RandomnessError,
     Spent,
     Uniform,
-    called,
     certain,
     elect,
     partial_products,
+    raised_at,
 )
 from specnb.sampling import Coins
 
@@ -894,15 +891,6 @@ def _refusal(name: str) -> Callable:
 ONE_AT_A_TIME = threading.RLock()  # the functions of modules are replaced for all threads
 
 
-def _raised_at(error: Exception) -> str:
-    """The sampler's line in the traceback of an error, in brackets."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.parent != Path(__file__).parent and not any(path.is_relative_to(folder) for folder in LIBRARIES):
-            return f" ({called(path)}, line {frame.lineno})"
-    return ""
-
-
 @contextmanager
 def randomness(coins: Coins) -> Iterator[None]:
     """Inside, random functions of torch, numpy and ``random`` return numbers that only coins decide.
@@ -945,13 +933,13 @@ def randomness(coins: Coins) -> Iterator[None]:
         except NotJudged:
             raise
         except Exception as error:  # of the sampler
-            asked = _raised_at(error)
-            if not asked:
-                raise  # of a convention: what the sampler returned, for example
-            if not shadowed.expressions and Cell.made == made_before:
+            asked = raised_at(error)
+            nothing_is_undecided = Cell.made == made_before
+            if not asked or nothing_is_undecided:  # of a convention, such as what the sampler returned; or its own
                 raise
             raise NotJudged(f"the sampler raised {type(error).__name__}: {error}{asked}") from error
     swallowed = REFUSALS[refused_before:]
+    del REFUSALS[refused_before:]
     if swallowed:
         raise swallowed[0]
     for name, after in _states().items():

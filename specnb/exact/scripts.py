@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from specnb.exact.laws import shown
 from specnb.exact.symbols import NotJudged, asking_line
 from specnb.sampling import Coins
 
@@ -33,8 +34,7 @@ class Toss:
             answer = "yes" if self.outcome else "no"
             said = f"coin of {self.probabilities[1]:.4f}: {answer}"
         else:
-            shown = ", ".join(f"{number:.4f}" for number in self.probabilities)
-            said = f"draw from ({shown}): {self.outcome}"
+            said = f"draw from {shown(self.probabilities)}: {self.outcome}"
         if not self.by:
             return said
         return f"{self.by}: {said}"

@@ -17,6 +17,7 @@ Partial products u_1, u_1 u_2, … are ``Product``: their negative logarithms ar
 import contextlib
 import math
 import sys
+import traceback
 import unittest
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,14 @@ def asking_line() -> tuple[Path, int] | None:
             return Path(frame.f_code.co_filename), frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def raised_at(error: Exception) -> str:
+    """The sampler's line in the traceback of an error, in brackets; nothing if there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _kind_of(frame.filename) == "sampler":
+            return f" ({called(Path(frame.filename))}, line {frame.lineno})"
+    return ""
 
 
 @cache

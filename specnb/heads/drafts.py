@@ -132,35 +132,40 @@ class Watch:
             )
 
 
-class EagleDraft(HeadDraft):
-    """Drafting with an EAGLE head (also of HASS, TALF and EAGLE-3): a row combines a token and the feature before it.
+class FeatureDraft:
+    """Drafting with a module whose row combines a token and the feature before it: EAGLE's heads and MTP modules.
 
     The feature is the target's before a committed token. The target has none at a draft token's parent, so there it is
-    the one that the head itself has predicted. The root is a committed token: the feature before it is the target's.
+    the one that the module itself has predicted. The root is a committed token: the feature before it is the target's.
+
+    A class derived from this one has ``forwards`` and says what features and rows are made of.
     """
 
-    def __init__(self, forwards: DraftForwards, spec: Spec, frozen: Frozen):
-        super().__init__(spec, frozen)
-        self.forwards = forwards
-        self.first_row = spec.first_row
+    forwards: DraftForwards
+    first_row = False  # whether a text's first token has a row, with no_state (1, width) in place of a feature
+    watch: Watch | None = None
+
+    def _target_features(self, hidden: dict[int, Tensor]) -> Tensor:
+        """(n, width): the features at n tokens, made of the target's hidden states there."""
+        raise NotImplementedError
+
+    def _rows(self, tokens: Sequence[int], features_before: Tensor) -> Tensor:
+        """The input rows of n tokens, with the features (n, width) before them."""
+        raise NotImplementedError
 
     def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
         self.forwards.begin()
         self.unseen = list(prefix)  # committed tokens whose rows have not been fed yet; the root is the last
-        self.unseen_features = self.no_state  # (len(unseen), width): the target's feature before each
-        if hidden:
-            self.unseen_features = torch.cat([self.no_state, self._target_features(hidden)])
-        if not self.first_row:
+        features = []
+        if self.first_row:
+            features.append(self.no_state)
+        else:
             self.unseen = self.unseen[1:]
-            self.unseen_features = self.unseen_features[1:]
-        self.max_depth = None if self.unseen else 0  # a published head cannot draft below a text's first token
+        if hidden:
+            features.append(self._target_features(hidden))
+        self.unseen_features = torch.cat(features) if features else None  # (len(unseen), width): before each
+        self.max_depth = None if self.unseen else 0  # without a first row nothing is drafted behind a single token
         self.predicted: dict[int, Tensor] = {}  # expanded node → its predicted feature (width,)
-
-    @torch.no_grad()
-    def _target_features(self, hidden: dict[int, Tensor]) -> Tensor:
-        """(n, width): the features at n tokens, made of the target's hidden states there."""
-        states = [hidden[layer] for layer in self.hidden_layers]
-        return self.forwards.model.head.fuse(states)
 
     @torch.no_grad()
     def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
@@ -180,9 +185,6 @@ class EagleDraft(HeadDraft):
         self.predicted.update(zip(frontier, features, strict=True))
         return logits
 
-    def _rows(self, tokens: Sequence[int], features_before: Tensor) -> Tensor:
-        return self.forwards.model.head.rows(self._embed(tokens), features_before)
-
     def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
         features = self._target_features(hidden)  # (1 + accepted, width): before each accepted token and next_token
         if self.watch:
@@ -194,6 +196,23 @@ class EagleDraft(HeadDraft):
         self.max_depth = None
         self.forwards.commit(())
         self.predicted = {}
+
+
+class EagleDraft(HeadDraft, FeatureDraft):
+    """Drafting with an EAGLE head (also of HASS, TALF and EAGLE-3)."""
+
+    def __init__(self, forwards: DraftForwards, spec: Spec, frozen: Frozen):
+        super().__init__(spec, frozen)
+        self.forwards = forwards
+        self.first_row = spec.first_row
+
+    @torch.no_grad()
+    def _target_features(self, hidden: dict[int, Tensor]) -> Tensor:
+        states = [hidden[layer] for layer in self.hidden_layers]
+        return self.forwards.model.head.fuse(states)
+
+    def _rows(self, tokens: Sequence[int], features_before: Tensor) -> Tensor:
+        return self.forwards.model.head.rows(self._embed(tokens), features_before)
 
 
 class EddDraft(HeadDraft):

@@ -52,7 +52,7 @@ def checkpoint(source: str | Path | Mapping[str, Tensor]) -> Checkpoint:
         )
 
     config_file = _file(source, "config.json")
-    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
+    config = json_object(config_file) if config_file else {}
     file_of = _files_by_key(source)
 
     def read(names: Iterable[str]) -> dict[str, Tensor]:
@@ -66,6 +66,17 @@ def checkpoint(source: str | Path | Mapping[str, Tensor]) -> Checkpoint:
         return tensors
 
     return Checkpoint(str(source), config, frozenset(file_of), read)
+
+
+def json_object(file: Path) -> dict:
+    """What a file such as config.json says; ValueError if it is not a JSON object."""
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{file} must be a JSON object, it is a {type(said).__name__}")
+    return said
 
 
 def _file(source: str | Path, name: str) -> Path | None:

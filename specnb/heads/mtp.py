@@ -40,11 +40,11 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from specnb import masks
 from specnb.cache import ARGUMENT
-from specnb.drafters import DraftForwards, first_is_root
+from specnb.drafters import DraftForwards
+from specnb.heads.drafts import FeatureDraft
 from specnb.heads.folders import Checkpoint, checkpoint, fill, listed
 from specnb.heads.modules import final_norm
 from specnb.target import output_rows
-from specnb.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -345,11 +345,11 @@ def _in_float32(name: str, target: PreTrainedModel) -> bool:
     return any(part in name for part in kept)
 
 
-class MtpDraft:
+class MtpDraft(FeatureDraft):
     """Drafting with an MTP module, which keeps the keys and values of committed rows in a cache of its own.
 
-    The text's first token has no row, because there is no state before it. So a text of one token cannot be drafted
-    for: ``max_depth`` is 0 in this step.
+    The feature is the state after the final norm. The text's first token has no row, because there is no state before
+    it. So a text of one token cannot be drafted for: ``max_depth`` is 0 in this step.
     """
 
     ids = None
@@ -360,31 +360,8 @@ class MtpDraft:
         self.embedding = target.get_input_embeddings()
         self.columns = output_rows(target)
 
-    @property
-    def max_depth(self) -> int | None:
-        has_rows = bool(self.unseen) or self.forwards.cache.length > 0
-        return None if has_rows else 0
-
-    def begin(self, prefix: Sequence[int], hidden: dict[int, Tensor]) -> None:
-        self.forwards.begin()
-        self.unseen = list(prefix[1:])  # committed tokens whose rows have not been fed yet; the root is the last
-        self.unseen_states = hidden[-1] if self.unseen else None  # (len(unseen), W): the target's state before each
-        self.predicted: dict[int, Tensor] = {}  # expanded node → the module's state there (W,)
-
-    @torch.no_grad()
-    def expand(self, tree: TokenTree, frontier: Sequence[int]) -> Tensor:
-        first_is_root(not self.unseen, frontier)
-        if self.unseen:  # in the first call of a step, which is for the root: its row is the last of these
-            rows = self._rows(self.unseen, self.unseen_states)
-            logits, states = self.forwards.text(rows)
-            self.unseen = []
-        else:
-            tokens = [tree.token_list[node] for node in frontier]
-            before = torch.stack([self.predicted[tree.parent_list[node]] for node in frontier])
-            root_position = self.forwards.cache.length - 1
-            logits, states = self.forwards.tree(tree, frontier, self._rows(tokens, before), root_position)
-        self.predicted.update(zip(frontier, states, strict=True))
-        return logits
+    def _target_features(self, hidden: dict[int, Tensor]) -> Tensor:
+        return hidden[-1]
 
     def _rows(self, tokens: Sequence[int], states_before: Tensor) -> Tensor:
         """(n, W): the input rows of n tokens, with the states (n, W) before them."""
@@ -392,12 +369,3 @@ class MtpDraft:
         module = self.forwards.model
         device = module.fc.weight.device
         return module.rows(self.embedding(ids).to(device), states_before.to(device))
-
-    def commit(self, tree: TokenTree, path: Sequence[int], next_token: int, hidden: dict[int, Tensor]) -> None:
-        states = hidden[-1]  # (1 + accepted, W): before each accepted token and next_token
-        if self.unseen:  # the module was not asked in this step, so that it has to catch up
-            states = torch.cat([self.unseen_states, states])
-        self.unseen_states = states
-        self.unseen += [*(tree.token_list[node] for node in path), next_token]
-        self.forwards.commit(())
-        self.predicted = {}

@@ -17,7 +17,6 @@ Linear weights are (out, in). In shapes, h is the width of the target's hidden s
 the vocabulary, and V_d that of the reduced one.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from specnb.heads.folders import json_object, listed
 from specnb.heads.modules import MODULES, Frozen, Spec, final_norm, rises_within
 
 # In this order: a file of safetensors is taken where there is a pickle, too.
@@ -96,6 +96,11 @@ class Sizes:
 # ---- finding and reading files --------------------------------------------------------------------------------
 
 
+def is_of_hub(name: str) -> bool:
+    """Whether a name can only be one of the hub: it has the form OWNER/NAME, and there is no OWNER here."""
+    return bool(HUB_NAME.fullmatch(name)) and not Path(name).parent.exists()
+
+
 def find(name: str | Path) -> Path | None:
     """The folder of a published head; None if the name is neither a folder nor could be one of the hub.
 
@@ -106,7 +111,7 @@ def find(name: str | Path) -> Path | None:
     folder = Path(name)
     if (folder / "config.json").exists():
         return folder
-    if isinstance(name, Path) or not HUB_NAME.fullmatch(name) or folder.parent.exists():
+    if isinstance(name, Path) or not is_of_hub(name):
         return None
     try:
         return Path(snapshot_download(name, allow_patterns=["config.json", *WEIGHTS]))
@@ -153,13 +158,8 @@ def read(folder: Path) -> Checkpoint:
 
 
 def _config(file: Path) -> dict:
-    """A head's config.json; ValueError if it is not a JSON object."""
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} must be a JSON object, it is a {type(config).__name__}")
+    """A head's config.json; ValueError if it is not a JSON object, or says that the weights are quantised."""
+    config = json_object(file)
     if "quantization_config" in config:
         raise ValueError(f"{file} says that the weights are quantised; only plain ones can be loaded")
     return config
@@ -250,7 +250,7 @@ def recognise(checkpoint: Checkpoint) -> str:
     else:
         raise ValueError(
             f"{checkpoint.file} has no format that is known here (EAGLE, EAGLE-3, speculators, Medusa): its keys are "
-            f"{_some(keys)}"
+            f"{listed(keys)}"
         )
     named = _named_by(config)
     if named and named != kind:
@@ -268,11 +268,6 @@ def _named_by(config: dict) -> str | None:
     return None
 
 
-def _some(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - 6} more" if len(keys) > 6 else ""
-    return ", ".join(keys[:6]) + more
-
-
 def _check_keys(
     checkpoint: Checkpoint, kind: str, required: Mapping[str, tuple], optional: Mapping[str, tuple]
 ) -> None:
@@ -283,7 +278,7 @@ def _check_keys(
     if missing or left_over:
         raise ValueError(
             f"{checkpoint.file} is no head of {kind} as config.json describes it: "
-            f"missing are {_some(missing) or 'none'}; left over are {_some(left_over) or 'none'}"
+            f"missing are {listed(missing) or 'none'}; left over are {listed(left_over) or 'none'}"
         )
     expected = {**optional, **required}
     for key, shape in found.items():

@@ -1,6 +1,7 @@
 """The committed heads: sizes, cards, and that each drafts losslessly, as trained, and as well as recorded."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import tau
-from tiny_heads import Compared
+from tiny_heads import Compared, trained_logits
 
 from specnb import growth, heads, verifiers
 from specnb.decode import decode
@@ -59,7 +60,7 @@ def test_text_is_the_targets_and_drafting_is_as_trained(name, smollm2):
     """Float32, the shortest prompt: greedy text as generate writes it, expanded nodes within 1e-4 of training's."""
     model, parts = smollm2.target, heads.load(name, smollm2.target)
     ids = smollm2.encode(min(prompts.own()["text"], key=len))
-    compared = Compared(heads.draft_model(*parts), parts, model)
+    compared = Compared(heads.draft_model(*parts), partial(trained_logits, *parts, model))
     generation = decode(Target(model), TreeDrafter(compared, SHAPE), verifiers.greedy, ids, max_new_tokens=6)
     plain = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist()
     ours = list(generation.tokens)

@@ -1,6 +1,7 @@
 """DFlash blocks in published formats: cached drafting equals straight arithmetic over the whole text."""
 
 import sys
+from functools import cache
 from itertools import product
 
 import dflash_checkpoints
@@ -10,6 +11,7 @@ from dflash_checkpoints import HEAD, HEADS, KEY_HEADS, LAYERS, MASK, SIZE, SPECU
 from references import apart, given_ends, recorded
 from rounding import PRODUCTS, rounding
 from tiny import VOCABULARY, any_path, generated
+from tiny_heads import Compared
 from torch import Tensor
 
 from specnb import growth, verifiers
@@ -71,33 +73,6 @@ def turned(x: Tensor, start: int) -> Tensor:
     return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)
 
 
-class Checked:
-    """A draft model that compares each node that it expands with the straight arithmetic over the whole text."""
-
-    def __init__(self, inner, weights, target):
-        self.inner, self.weights, self.target = inner, weights, target
-        self.ids, self.hidden_layers, self.max_depth = inner.ids, inner.hidden_layers, inner.max_depth
-        self.columns = inner.columns
-        self.worst, self.depths = 0.0, set()
-
-    def begin(self, prefix, hidden):
-        self.prefix = list(prefix)
-        self.inner.begin(prefix, hidden)
-
-    def expand(self, tree, frontier):
-        logits = self.inner.expand(tree, frontier)
-        expected = straight(self.weights, self.target, self.prefix)
-        for node, row in zip(frontier, logits, strict=True):
-            depth = tree.depth_list[node]
-            self.depths.add(depth)
-            self.worst = max(self.worst, float((row - expected[depth]).abs().max() / expected[depth].abs().max()))
-        return logits
-
-    def commit(self, tree, path, next_token, hidden):
-        self.prefix += [*(tree.token_list[node] for node in path), next_token]
-        self.inner.commit(tree, path, next_token, hidden)
-
-
 @pytest.fixture(params=TARGETS)
 def target(request):
     return TARGETS[request.param]()
@@ -111,7 +86,12 @@ def folder(tmp_path):
 def worst(draft, target, break_it=lambda draft: None, prompt=PROMPT) -> float:
     """The largest difference while 28 tokens are decoded over trees with accepted paths of any length."""
     break_it(draft)
-    checked = Checked(draft, tensors(), target)
+    block = cache(lambda prefix: straight(tensors(), target, list(prefix)))
+
+    def expected(tokens, root):
+        return block(tuple(tokens[: root + 1]))[len(tokens) - 1 - root]
+
+    checked = Compared(draft, expected)
     drafter = TreeDrafter(checked, growth.kary(2, 4))
     text = decode(Target(target), drafter, any_path, prompt, max_new_tokens=28)
     assert max(len(step.verdict.path) for step in text.steps) > 2

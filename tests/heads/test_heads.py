@@ -2,12 +2,13 @@
 
 import math
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
 from rounding import PRODUCTS, rounding, same
 from tiny import VOCABULARY, any_path, gpt_neox, llama, qwen2
-from tiny_heads import IDS, KINDS, Compared, make
+from tiny_heads import IDS, KINDS, Compared, make, trained_logits
 
 from specnb import growth, heads, masks, verifiers
 from specnb.decode import decode
@@ -80,7 +81,7 @@ def drafted(
     model = model or llama()
     parts = make(model, *KINDS[kind])
     inner = heads.draft_model(deepcopy(parts[0]), *parts[1:], **options)
-    compared = Compared(inner, parts, model, poison)
+    compared = Compared(inner, partial(trained_logits, *parts, model, poison=poison))
     break_it(inner)
     shape = growth.kary(2, 3) if kind == "medusa" else UNEVEN
     text = decode(Target(model), TreeDrafter(compared, shape), any_path, list(prompt), max_new_tokens=28)

@@ -1,6 +1,7 @@
 """MTP modules in published formats: drafting equals transformers' own module run over the whole text, path by path."""
 
 import json
+from functools import cache
 
 import mtp_checkpoints
 import pytest
@@ -11,6 +12,7 @@ from references import apart, given_ends, recorded
 from rounding import PRODUCTS, rounding
 from safetensors.torch import load_file, save_file
 from tiny import generated
+from tiny_heads import Compared
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, modeling_layers
 
@@ -105,7 +107,12 @@ def worst(draft, reference, target, before_the_norm: bool = False) -> float:
 
     before_the_norm: whether the draft model, but not the reference, is given the states before the final norm.
     """
-    checked = Checked(draft, reference, target)
+    committed_states = cache(lambda prefix: states_of(target, list(prefix)))
+
+    def expected(tokens, root):
+        return reference.logits(tokens, committed_states(tuple(tokens[: root + 1]))[:-1], root)
+
+    checked = Compared(draft, expected)
     drafter = TreeDrafter(checked, UNEVEN)
     prefix = [3, 1, 4, 1, 5]
     drafter.begin(prefix, Warp(), {-1: states_of(target, prefix[:-1], before_the_norm=before_the_norm)})
@@ -119,37 +126,6 @@ def worst(draft, reference, target, before_the_norm: bool = False) -> float:
         prefix = [*committed, next_token]
     assert checked.nodes > 15
     return checked.worst
-
-
-class Checked:
-    """A draft model that compares each node that it expands with the reference over the node's whole path."""
-
-    def __init__(self, inner, reference, target):
-        self.inner, self.reference, self.target = inner, reference, target
-        self.ids, self.hidden_layers, self.columns = inner.ids, inner.hidden_layers, inner.columns
-        self.worst, self.nodes = 0.0, 0
-
-    @property
-    def max_depth(self):
-        return self.inner.max_depth
-
-    def begin(self, prefix, hidden):
-        self.prefix = list(prefix)
-        self.inner.begin(prefix, hidden)
-
-    def expand(self, tree: TokenTree, frontier):
-        logits = self.inner.expand(tree, frontier)
-        states = states_of(self.target, self.prefix)[:-1]
-        for node, row in zip(frontier, logits, strict=True):
-            tokens = self.prefix + list(tree.path_tokens(node))
-            expected = self.reference.logits(tokens, states, len(self.prefix) - 1)
-            self.worst = max(self.worst, float((row - expected).abs().max() / expected.abs().max()))
-            self.nodes += 1
-        return logits
-
-    def commit(self, tree, path, next_token, hidden):
-        self.prefix += [*(tree.token_list[node] for node in path), next_token]
-        self.inner.commit(tree, path, next_token, hidden)
 
 
 def parts_of(family) -> tuple:
@@ -272,7 +248,7 @@ def test_every_attention_is_causal(attention):
 
     def features(tokens):
         draft.begin([0, *tokens], {-1: states})
-        rows = draft._rows(draft.unseen, draft.unseen_states)
+        rows = draft._rows(draft.unseen, draft.unseen_features)
         return draft.forwards._run(rows, torch.arange(4), None)[0]
 
     before, after = features([1, 2, 3, 4]), features([1, 2, 3, 9])

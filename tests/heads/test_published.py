@@ -6,12 +6,15 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from references import apart
 from safetensors.torch import load_file, save_file
 from tiny import COMMON, any_path, generated, llama, qwen2, randomise
+from tiny_heads import Compared
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -44,12 +47,6 @@ def target(rows: torch.Tensor | None = None, **changes) -> PreTrainedModel:
     if rows is not None:
         model.lm_head.weight.data = rows
     return model
-
-
-def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest difference, as a share of the largest number."""
-    assert ours.shape == theirs.shape
-    return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
 # --- against the code of those who published the formats
@@ -414,43 +411,14 @@ def uncached(head, spec, frozen, model, tokens: list[int], root: int) -> torch.T
     return (norm(state) @ frozen.rows.T)[0, 0]
 
 
-class Checked:
-    """A draft model that holds every frontier that it expands to ``uncached``."""
-
-    def __init__(self, inner, parts, model):
-        self.inner, self.parts, self.model = inner, parts, model
-        self.ids, self.hidden_layers = inner.ids, inner.hidden_layers
-        self.worst, self.nodes = 0.0, 0
-
-    @property
-    def max_depth(self):
-        return self.inner.max_depth
-
-    def begin(self, prefix, hidden):
-        self.prefix = list(prefix)
-        self.inner.begin(prefix, hidden)
-
-    def expand(self, tree, frontier):
-        logits = self.inner.expand(tree, frontier)
-        for node, row in zip(frontier, logits, strict=True):
-            tokens = self.prefix + list(tree.path_tokens(node))
-            self.worst = max(self.worst, apart(row, uncached(*self.parts, self.model, tokens, len(self.prefix) - 1)))
-            self.nodes += 1
-        return logits
-
-    def commit(self, tree, path, next_token, hidden):
-        self.prefix += [*(tree.token_list[node] for node in path), next_token]
-        self.inner.commit(tree, path, next_token, hidden)
-
-
 NAMES = sorted(folder.name for folder in REFERENCES.iterdir() if folder.is_dir())
 
 
-def checked(name: str, prompt=(3, 1, 4, 1, 5), break_it=lambda inner: None, **options) -> Checked:
+def checked(name: str, prompt=(3, 1, 4, 1, 5), break_it=lambda inner: None, **options) -> Compared:
     model = target()
     parts = heads.load(REFERENCES / name, model)
     inner = heads.draft_model(copy.deepcopy(parts[0]), *parts[1:], **options)
-    draft = Checked(inner, parts, model)
+    draft = Compared(inner, partial(uncached, *parts, model))
     break_it(inner)
     decode(Target(model), TreeDrafter(draft, growth.kary(2, 3)), any_path, list(prompt), max_new_tokens=24)
     return draft

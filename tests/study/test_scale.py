@@ -6,10 +6,10 @@ from argparse import Namespace
 import pandas as pd
 import pytest
 
-from specnb import models
+from specnb import heads, models
 from specnb.models import files, prompts
 from study import __main__ as command
-from study import commands, experiments, methods, scale, weights
+from study import commands, experiments, methods, scale
 
 PAGE = (files.ROOT / "docs" / "papers_scale.md").read_text(encoding="utf-8")
 
@@ -111,5 +111,5 @@ def parsed(words: str) -> Namespace:
 def test_the_page_names_every_published_head_of_a_plan():
     for plan in scale.PLANS.values():
         if plan.kind:
-            assert weights.is_of_hub(plan.head)
+            assert heads.published.is_of_hub(plan.head)
             assert f"| `{plan.head}`" in PAGE  # it stands in the table of heads
